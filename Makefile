@@ -1,0 +1,46 @@
+# Every target works in a fresh clone: the first one to run makes .venv and installs what is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help venv test lint types doctest demo bench bench-torch check clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+venv: $(INSTALLED) ## .venv with the library, editable, and everything below
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "jax_nki3d needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,demo]'
+	@touch $@
+
+test: $(INSTALLED) ## the test suite
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## mypy
+	$(BIN)/mypy
+
+doctest: $(INSTALLED) ## the examples in the docstrings and the README
+	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d README.md
+
+check: lint types doctest test ## all of the above
+
+demo: $(INSTALLED) ## train a small U-Net on a brain scan; pictures in demo-output/
+	$(BIN)/python -m demo
+
+bench: $(INSTALLED) ## speed on this machine: ours, plain lax, and torch where it is installed
+	$(BIN)/python -m benchmarks
+
+bench-torch: $(INSTALLED) ## install torch for the comparison
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
