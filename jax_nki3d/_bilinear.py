@@ -23,7 +23,7 @@ from jax.interpreters import ad
 
 from ._activation import apply_activation
 from ._autodiff import Wanted, is_symbolic_zero, split
-from ._primitive import add, fold, is_zero, map_examples, unfold
+from ._primitive import add, fold, is_zero, map_examples, unfold, zero_like
 
 Bind = Callable[..., Array]
 Pullback = Callable[..., Sequence[Array | None]]
@@ -80,7 +80,7 @@ def jvp(bind: Bind):
             dz = add(dz, jnp.broadcast_to(_over_volume(dbias[0].astype(z.dtype)), z.shape))
         if dz is None:
             y = apply_activation(spec.activation, z)
-            return [y], [ad.Zero.from_primal_value(y)]
+            return [y], [zero_like(y)]
         y, dy = jax.jvp(lambda z: apply_activation(spec.activation, z), (z,), (dz,))
         return [y], [dy]
 
@@ -116,7 +116,7 @@ def batch(primitive: Primitive, bind: Bind, c_out_axis: Callable[[Any], int]):
         filters, _ = fold(filters, f_dim, c_out_axis(spec))
         bias = [jnp.tile(b, examples) if d is None else fold(b, d, 0)[0] for b, d in zip(bias, b_dim, strict=True)]
         wide = dataclasses.replace(spec, c_out=examples * spec.c_out)
-        return [unfold(bind(wide, x, filters, *bias), examples, 1)], [1]
+        return [unfold(bind(wide, x, filters, *bias), 1, examples, spec.c_out)], [1]
 
     return rule
 

@@ -10,7 +10,7 @@ from jax import Array
 from jax.interpreters import ad
 
 from ._autodiff import is_symbolic_zero, split
-from ._primitive import fold, is_zero
+from ._primitive import fold, is_zero, zero_like
 
 Bind = Callable[[Any, Array], Array]
 
@@ -42,7 +42,7 @@ def jvp(bind: Bind):
     def rule(primals, tangents, *, spec):
         y = bind(spec, primals[0])
         (dx,) = tangents
-        return [y], [ad.Zero.from_primal_value(y) if is_zero(dx) else bind(spec, dx)]
+        return [y], [zero_like(y) if is_zero(dx) else bind(spec, dx)]
 
     return rule
 

@@ -128,15 +128,15 @@ def _lower(name: str, rules: Rules, ctx, *operands, **params):
 
 def fold(x: Array, dim: int, into: int) -> tuple[Array, Callable[[Array], Array]]:
     """Merges a mapped axis into axis `into` of the unmapped array; also returns the undoing for an array folded alike."""
-    size = x.shape[dim]
-    moved = x if dim == into else _moveaxis(x, dim, into)
-    folded = moved.reshape(*moved.shape[:into], size * moved.shape[into + 1], *moved.shape[into + 2 :])
-    return folded, partial(unfold, size=size, axis=into)
+    moved = _moveaxis(x, dim, into)
+    outer, inner = moved.shape[into : into + 2]
+    folded = moved.reshape(*moved.shape[:into], outer * inner, *moved.shape[into + 2 :])
+    return folded, partial(unfold, axis=into, outer=outer, inner=inner)
 
 
-def unfold(y: Array, size: int, axis: int) -> Array:
-    """Splits `axis` into (size, rest)."""
-    return y.reshape(*y.shape[:axis], size, y.shape[axis] // size if size else 0, *y.shape[axis + 1 :])
+def unfold(y: Array, axis: int, outer: int, inner: int) -> Array:
+    """Splits `axis` in two."""
+    return y.reshape(*y.shape[:axis], outer, inner, *y.shape[axis + 1 :])
 
 
 def map_examples(bind: Callable[..., Sequence[Array]], operands: Sequence[Array], dims: Sequence[int | None]):
@@ -154,6 +154,8 @@ def map_examples(bind: Callable[..., Sequence[Array]], operands: Sequence[Array]
 
 
 def _moveaxis(x: Array, source: int, target: int) -> Array:
+    if source == target:
+        return x
     order = [d for d in range(x.ndim) if d != source]
     order.insert(target, source)
     return x.transpose(order)
@@ -165,6 +167,11 @@ def _moveaxis(x: Array, source: int, target: int) -> Array:
 def is_zero(tangent: Any) -> bool:
     """Whether a tangent or cotangent is symbolically zero."""
     return isinstance(tangent, ad.Zero)
+
+
+def zero_like(value: Array) -> ad.Zero:
+    """The tangent of a result that does not move."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
 
 
 def add(a: Array | None, b: Array | None) -> Array | None:

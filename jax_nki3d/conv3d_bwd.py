@@ -30,6 +30,7 @@ from ._primitive import (
     map_examples,
     register,
     unfold,
+    zero_like,
 )
 from ._spec import Conv3dSpec, conv3d_bwd_spec, from_canonical, to_canonical
 
@@ -216,7 +217,7 @@ def _jvp(primals, tangents, *, spec: Conv3dSpec, wanted: Wanted):
         moved = [add(a, b) for a, b in zip(moved, others, strict=True)]
     present = [m for m, flag in zip(moved, wanted, strict=True) if flag]
     return results, [
-        ad.Zero.from_primal_value(r) if m is None else m for r, m in zip(results, present, strict=True)
+        zero_like(r) if m is None else m for r, m in zip(results, present, strict=True)
     ]
 
 
@@ -232,7 +233,11 @@ def _transpose(cts, *operands, spec: Conv3dSpec, wanted: Wanted):
 
 
 def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Wanted):
-    """Each gradient takes its own way: folded where it can be, together in one loop over examples where not."""
+    """Each gradient takes its own way: folded where it can be, together in one loop over examples where not.
+
+    A gradient of unmapped operands is computed once, yet returned as mapped: JAX 0.10.2 counts the cotangent of an unmapped
+    result of a custom_vjp once per example, if another of its results is mapped.
+    """
     dy, x, filters = _by_role(wanted, operands)
     dy_dim, x_dim, f_dim = _by_role(wanted, dims)
     results: list[tuple[Array, int | None] | None] = [None, None, None]
@@ -267,8 +272,11 @@ def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Wanted):
         )
         for index, value in zip([i for i in range(3) if flags[i]], some, strict=True):
             results[index] = value, 0
-    outputs, out_dims = zip(*(r for r in results if r is not None), strict=True)
-    return list(outputs), list(out_dims)
+    size = next(o.shape[d] for o, d in zip(operands, dims, strict=True) if d is not None)
+    mapped = [
+        (jnp.broadcast_to(r[0], (size, *r[0].shape)), 0) if r[1] is None else r for r in results if r is not None
+    ]
+    return [value for value, _ in mapped], [dim for _, dim in mapped]
 
 
 def _fold_into_filters(spec: Conv3dSpec, dy: Array, x: Array, dim: int, axis: int) -> tuple[Array, int]:
@@ -282,7 +290,7 @@ def _fold_into_filters(spec: Conv3dSpec, dy: Array, x: Array, dim: int, axis: in
         dy, _ = fold(dy, dim, 1)
         wide = dataclasses.replace(spec.linear(), c_out=examples * spec.c_out)
     _, dw, _ = bind_conv3d_bwd(wide, (False, True, False), dy, x=x)
-    return unfold(dw, examples, axis), axis
+    return unfold(dw, axis, examples, spec.c_in if axis == 3 else spec.c_out), axis
 
 
 register(conv3d_bwd_p, Rules(shape=_shape, lax=_body, jvp=_jvp, transpose=_transpose, batch=_batch))

@@ -84,7 +84,7 @@ def adjoint_filters(filters: Array, filter_shape: str) -> Array:
 
 def _widen(x: Array) -> Array:
     """float32 for the 16-bit types, so that every sum runs in float32 or wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 def _finish(y: Array, bias: Array | None, spec: Conv3dSpec | ConvTranspose3dSpec, dtype) -> Array:

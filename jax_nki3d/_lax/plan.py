@@ -26,7 +26,7 @@ from . import products
 AXES = products.AXES
 CANDIDATES: tuple[tuple[int, ...], ...] = ((0, 1), (0,), (0, 1, 2), ())
 COPY_WEIGHT = 2
-SLAB_BYTES = 32 * 2**20
+SLAB_BYTES = 24 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +132,8 @@ def plan_correlate(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsi
     traffic = {}
     for summed in CANDIDATES:
         patches = _patches(geometry, summed, batch * c_in)
+        if len(summed) == 3 and max(geometry.stride) > 1:
+            patches += batch * c_in * prod(geometry.size)  # each phase is a copy that nothing else absorbs
         sizes = [-(-geometry.size[a] // geometry.stride[a]) if a in summed else geometry.out[a] for a in AXES]
         products_ = batch * c_out * prod(sizes) * prod(geometry.kernel[a] for a in summed)
         traffic[summed] = (patches, products_)
