@@ -95,10 +95,7 @@ def _print_means(results: dict[Workload, dict[str, dict[str, float]]]) -> None:
     else:
         print("  torch is not installed: `make bench-torch` installs it")
     slower = [
-        (f[d]["ours"] / f[d]["lax"], f"{w} {d}")
-        for w, f in results.items()
-        for d in w.directions
-        if f[d]["ours"] > f[d]["lax"]
+        (f[d]["ours"] / f[d]["lax"], f"{w} {d}") for w, f in results.items() for d in w.directions if f[d]["ours"] > f[d]["lax"]
     ]
     worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in sorted(slower, reverse=True)) or "none"
     print(f"  directions in which ours takes longer than plain lax (bar: 1.05): {worst}")

@@ -39,16 +39,12 @@ def plain_lax(workload: Workload) -> dict[str, Run]:
     layout = ("NCDHW", "DHWIO", "NCDHW")
     pads = list(zip(workload.padding[::2], workload.padding[1::2], strict=True))
     if workload.operation == "conv3d":
-        return _jax_runs(
-            workload, lambda x, w: lax.conv_general_dilated(x, w, (stride,) * 3, pads, dimension_numbers=layout)
-        )
+        return _jax_runs(workload, lambda x, w: lax.conv_general_dilated(x, w, (stride,) * 3, pads, dimension_numbers=layout))
     if workload.operation == "conv3d_transpose":
         pads = [(kernel - 1 - p, kernel - 1 - p) for p in workload.padding[::2]]
         return _jax_runs(
             workload,
-            lambda x, w: lax.conv_general_dilated(
-                x, w, (1,) * 3, pads, lhs_dilation=(stride,) * 3, dimension_numbers=layout
-            ),
+            lambda x, w: lax.conv_general_dilated(x, w, (1,) * 3, pads, lhs_dilation=(stride,) * 3, dimension_numbers=layout),
         )
     window, strides = (1, 1, *(kernel,) * 3), (1, 1, *(stride,) * 3)
     pads = [(0, 0), (0, 0), *pads]

@@ -62,8 +62,8 @@ def _varying(x: Any) -> frozenset:
     aval = jax.typeof(x)
     varying = getattr(aval, "vma", None)  # up to JAX 0.10.0; a field of manual_axis_type after it
     if varying is None:
-        varying = getattr(getattr(aval, "manual_axis_type", None), "varying", ())
-    return frozenset(varying)
+        varying = getattr(getattr(aval, "manual_axis_type", None), "varying", None)
+    return frozenset(varying or ())
 
 
 def _vary(x: Array, axes: tuple) -> Array:
@@ -71,4 +71,4 @@ def _vary(x: Array, axes: tuple) -> Array:
         return x
     if hasattr(lax, "pcast"):
         return lax.pcast(x, axes, to="varying")
-    return lax.pvary(x, axes)
+    return getattr(lax, "pvary")(x, axes)  # noqa: B009 -- its name up to JAX 0.7, unknown to newer stubs

@@ -41,9 +41,8 @@ def differentiable(name: str, bind: Bind, pullback: Pullback, spec: Any) -> Call
         # The primitive, not the operation again: so a Hessian can push tangents through this rule.
         z = bind(before_activation, x, filters, *bias)
         y = apply_activation(spec.activation, z)
-        if spec.activation is None or not any(wanted.flags):
-            z = None
-        return y, (wanted, x if wanted.flags[1] else None, filters if wanted.flags[0] else None, z)
+        kept_z = z if spec.activation is not None and any(wanted.flags) else None
+        return y, (wanted, x if wanted.flags[1] else None, filters if wanted.flags[0] else None, kept_z)
 
     def backward(saved, ct):
         wanted: Wanted
@@ -94,9 +93,7 @@ def transpose(pullback: Pullback):
         flags = [ad.is_undefined_primal(operand) for operand in (x, filters, *bias)]
         if is_zero(cts[0]):
             return [None] * len(flags)
-        gradients = pullback(
-            spec, three_flags(flags), cts[0], x if flags[1] else None, filters if flags[0] else None
-        )
+        gradients = pullback(spec, three_flags(flags), cts[0], x if flags[1] else None, filters if flags[0] else None)
         return list(gradients[: len(flags)])
 
     return rule

@@ -19,9 +19,9 @@ Triple = tuple[int, int, int]
 
 
 class Tap(NamedTuple):
-    """One tap of one axis: `index * dilation - front == shift * stride + phase`, with 0 <= phase < stride."""
+    """One tap of one axis: `k * dilation - front == shift * stride + phase`, with 0 <= phase < stride."""
 
-    index: int
+    k: int
     phase: int
     shift: int
 
@@ -62,9 +62,7 @@ class Geometry:
     @property
     def extent(self) -> Triple:
         """Input elements between the first and the last that any window reads, padding included: needed length per axis."""
-        return triple(
-            (self.out[a] - 1) * self.stride[a] + effective_kernel(self.kernel[a], self.dilation[a]) for a in range(3)
-        )
+        return triple((self.out[a] - 1) * self.stride[a] + effective_kernel(self.kernel[a], self.dilation[a]) for a in range(3))
 
 
 def triple(values) -> Triple:

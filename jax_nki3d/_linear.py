@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 from jax import Array
-from jax.interpreters import ad
 
 from ._autodiff import is_symbolic_zero, split
 from ._primitive import fold, is_zero, zero_like
@@ -58,6 +57,7 @@ def transpose(bind_transpose: Bind):
 
 def batch(bind: Bind):
     """The mapped axis joins the batch."""
+
     def rule(operands, dims, *, spec):
         x, undo = fold(operands[0], dims[0], 0)
         return [undo(bind(spec, x))], [0]

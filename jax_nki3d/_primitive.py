@@ -54,6 +54,24 @@ def bind_conv3d_bwd(
     return dx, dw, db
 
 
+def bind_input_gradient(spec: Conv3dSpec, dy: Array, filters: Array) -> Array:
+    """dx alone: [B, C_out, D_out, H_out, W_out] -> [B, C_in, D, H, W]."""
+    (dx,) = conv3d_bwd_p.bind(dy, filters, spec=spec, wanted=(True, False, False))
+    return dx
+
+
+def bind_filter_gradient(spec: Conv3dSpec, dy: Array, x: Array) -> Array:
+    """dw alone, [K_d, K_h, K_w, C_in, C_out]."""
+    (dw,) = conv3d_bwd_p.bind(dy, x, spec=spec, wanted=(False, True, False))
+    return dw
+
+
+def bind_bias_gradient(spec: Conv3dSpec, dy: Array) -> Array:
+    """db alone, [C_out]."""
+    (db,) = conv3d_bwd_p.bind(dy, spec=spec, wanted=(False, False, True))
+    return db
+
+
 def bind_avg_pooling_3d(spec: AvgPooling3dSpec, x: Array) -> Array:
     """`spec.data_format` -> `spec.output_format`, pooled."""
     (y,) = avg_pooling_3d_p.bind(x, spec=spec)

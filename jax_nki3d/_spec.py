@@ -199,9 +199,7 @@ def conv3d_bwd_spec(
             f"{operation}: `compute_dx`, `compute_dw` and `compute_db` are all False, so there is nothing to compute. "
             "Set at least one of them."
         )
-    spec = conv3d_spec(
-        operation, x_in, filters, None, stride, padding, dilation, None, False, data_format, implementation
-    )
+    spec = conv3d_spec(operation, x_in, filters, None, stride, padding, dilation, None, False, data_format, implementation)
     dy_shape = canonical_shape(_check_array(operation, "dy", dy, 5, _layout_hint(data_format)), data_format)
     _check_same_dtype(operation, "dy", dy, "x_in", x_in)
     expected = spec.output_shape(canonical_shape(x_in.shape, data_format)[0])
@@ -403,7 +401,7 @@ def _check_array(operation: str, name: str, value, rank: int, layout: str) -> Sh
         raise TypeError(
             f"{operation}: `{name}` must be an array {layout}, got {type(value).__name__}. Convert it with jnp.asarray."
         )
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) or np.dtype(value.dtype).name not in DTYPES:
+    if getattr(value.dtype, "name", str(value.dtype)) not in DTYPES:  # also keys and other dtypes that are not NumPy's
         raise TypeError(
             f"{operation}: `{name}` must have one of the dtypes {', '.join(DTYPES)}, got {value.dtype}. Cast it with .astype first."
         )
@@ -486,9 +484,7 @@ _PADDING_FORMS = (
 )
 
 
-def _as_padding(
-    operation: str, value, size: Triple, kernel: Triple, stride: Triple, dilation: Triple
-) -> Sextuple:
+def _as_padding(operation: str, value, size: Triple, kernel: Triple, stride: Triple, dilation: Triple) -> Sextuple:
     """Any accepted form of a convolution's padding as six ints."""
     if isinstance(value, str):
         return _named_padding(operation, value, size, kernel, stride, dilation)
@@ -507,9 +503,7 @@ def _as_padding(
     return (a, b, c, d, e, f)
 
 
-def _named_padding(
-    operation: str, name: str, size: Triple, kernel: Triple, stride: Triple, dilation: Triple
-) -> Sextuple:
+def _named_padding(operation: str, name: str, size: Triple, kernel: Triple, stride: Triple, dilation: Triple) -> Sextuple:
     """'VALID': none. 'SAME' as in lax: ceil(size / stride) outputs, the odd element of padding behind."""
     if name == "VALID":
         return (0,) * 6

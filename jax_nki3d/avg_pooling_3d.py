@@ -3,7 +3,7 @@
 """3-D average pooling: the function `avg_pooling_3d` and the rules of `avg_pooling_3d_p`."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, partial
 
 from jax import Array
 
@@ -78,7 +78,7 @@ def avg_pooling_3d(
     return _differentiable(spec)(src_tensor)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _differentiable(spec: AvgPooling3dSpec) -> Callable[[Array], Array]:
     return _linear.differentiable("avg_pooling_3d", bind_avg_pooling_3d, bind_avg_pooling_3d_backward, spec)
 
@@ -90,7 +90,7 @@ def _body(formulations, x, *, spec: AvgPooling3dSpec):
 register(
     avg_pooling_3d_p,
     Rules(
-        shape=lambda x, spec: _body(_lax.NATIVE, x, spec=spec),
+        shape=partial(_body, _lax.NATIVE),
         lax=_body,
         jvp=_linear.jvp(bind_avg_pooling_3d),
         transpose=_linear.transpose(bind_avg_pooling_3d_backward),

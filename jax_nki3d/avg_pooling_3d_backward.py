@@ -3,7 +3,7 @@
 """The backward pass of 3-D average pooling: `avg_pooling_3d_backward` and the rules of `avg_pooling_3d_backward_p`."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, partial
 
 import jax
 from jax import Array
@@ -76,11 +76,9 @@ def avg_pooling_3d_backward(
     return _differentiable(spec)(grad_output)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _differentiable(spec: AvgPooling3dSpec) -> Callable[[Array], Array]:
-    return _linear.differentiable(
-        "avg_pooling_3d_backward", bind_avg_pooling_3d_backward, bind_avg_pooling_3d, spec
-    )
+    return _linear.differentiable("avg_pooling_3d_backward", bind_avg_pooling_3d_backward, bind_avg_pooling_3d, spec)
 
 
 def _body(formulations, dy, *, spec: AvgPooling3dSpec):
@@ -90,7 +88,7 @@ def _body(formulations, dy, *, spec: AvgPooling3dSpec):
 register(
     avg_pooling_3d_backward_p,
     Rules(
-        shape=lambda dy, spec: _body(_lax.NATIVE, dy, spec=spec),
+        shape=partial(_body, _lax.NATIVE),
         lax=_body,
         jvp=_linear.jvp(bind_avg_pooling_3d_backward),
         transpose=_linear.transpose(bind_avg_pooling_3d),

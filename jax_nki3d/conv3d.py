@@ -3,7 +3,7 @@
 """3-D convolution: the function `conv3d`, its custom_vjp and the rules of `conv3d_p`."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, partial
 
 from jax import Array
 
@@ -86,13 +86,9 @@ def conv3d(
     return from_canonical(y, data_format)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _differentiable(spec: Conv3dSpec) -> Callable[..., Array]:
     return _bilinear.differentiable("conv3d", bind_conv3d, bind_conv3d_bwd, spec)
-
-
-def _shape(x, filters, *bias, spec: Conv3dSpec):
-    return [_lax.native.correlate(x, filters, spec.geometry)]
 
 
 def _body(formulations, x, filters, bias=None, *, spec: Conv3dSpec):
@@ -102,7 +98,7 @@ def _body(formulations, x, filters, bias=None, *, spec: Conv3dSpec):
 register(
     conv3d_p,
     Rules(
-        shape=_shape,
+        shape=partial(_body, _lax.NATIVE),
         lax=_body,
         jvp=_bilinear.jvp(bind_conv3d),
         transpose=_bilinear.transpose(bind_conv3d_bwd),

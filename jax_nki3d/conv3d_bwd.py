@@ -8,7 +8,7 @@ one other operand: dx(dy, filters), dw(dy, x), db(dy).
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -22,8 +22,11 @@ from ._primitive import (
     Rules,
     Wanted,
     add,
+    bind_bias_gradient,
     bind_conv3d,
     bind_conv3d_bwd,
+    bind_filter_gradient,
+    bind_input_gradient,
     conv3d_bwd_p,
     fold,
     is_zero,
@@ -115,7 +118,7 @@ def conv3d_bwd(
     return (*dx, *results[len(dx) :])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _differentiable(spec: Conv3dSpec, wanted: Wanted) -> Callable[..., tuple[Array, ...]]:
     def conv3d_bwd(*operands):
         return tuple(conv3d_bwd_p.bind(*operands, spec=spec, wanted=wanted))
@@ -171,25 +174,13 @@ def _pullback(spec: Conv3dSpec, needs: Sequence[bool], cts: Sequence[Array | Non
             everywhere = ct_db.astype(dy_type.dtype)[None, :, None, None, None]
             on_dy = add(on_dy, jnp.broadcast_to(everywhere, dy_type.shape))
     if needs[1] and ct_dw is not None:
-        on_x, _, _ = bind_conv3d_bwd(linear, (True, False, False), dy, filters=ct_dw)
+        on_x = bind_input_gradient(linear, dy, ct_dw)
     if needs[2] and ct_dx is not None:
-        _, on_filters, _ = bind_conv3d_bwd(linear, (False, True, False), dy, x=ct_dx)
+        on_filters = bind_filter_gradient(linear, dy, ct_dx)
     return [on_dy, on_x, on_filters]
 
 
 # ---- rules of conv3d_bwd_p -------------------------------------------------------------------------------------------
-
-
-def _shape(*operands, spec: Conv3dSpec, wanted: Wanted):
-    dy, x, filters = _by_role(wanted, operands)
-    results = []
-    if wanted[0]:
-        results.append(_lax.native.spread(dy, filters, spec.geometry))
-    if wanted[1]:
-        results.append(_lax.native.filter_gradient(x, dy, spec.geometry))
-    if wanted[2]:
-        results.append(_lax.bias_gradient(dy, spec.bias_dtype or dy.dtype))
-    return results
 
 
 def _body(formulations, *operands, spec: Conv3dSpec, wanted: Wanted):
@@ -216,9 +207,7 @@ def _jvp(primals, tangents, *, spec: Conv3dSpec, wanted: Wanted):
         others = bind_conv3d_bwd(spec, through_others, dy, d_x, d_filters)
         moved = [add(a, b) for a, b in zip(moved, others, strict=True)]
     present = [m for m, flag in zip(moved, wanted, strict=True) if flag]
-    return results, [
-        zero_like(r) if m is None else m for r, m in zip(results, present, strict=True)
-    ]
+    return results, [zero_like(r) if m is None else m for r, m in zip(results, present, strict=True)]
 
 
 _ABSENT = ad.Zero(jax.core.ShapedArray((), jnp.float32))  # the tangent of an operand that is not there
@@ -244,15 +233,15 @@ def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Wanted):
     looped = [False, False, False]
     if wanted[0]:
         if dy_dim is None and f_dim is None:
-            results[0] = bind_conv3d_bwd(spec, (True, False, False), dy, filters=filters)[0], None
+            results[0] = bind_input_gradient(spec, dy, filters), None
         elif f_dim is None:
             folded, undo = fold(dy, dy_dim, 0)
-            results[0] = undo(bind_conv3d_bwd(spec, (True, False, False), folded, filters=filters)[0]), 0
+            results[0] = undo(bind_input_gradient(spec, folded, filters)), 0
         else:
             looped[0] = True
     if wanted[1]:
         if dy_dim is None and x_dim is None:
-            results[1] = bind_conv3d_bwd(spec, (False, True, False), dy, x=x)[1], None
+            results[1] = bind_filter_gradient(spec, dy, x), None
         elif dy_dim is None and x.shape[x_dim]:
             results[1] = _fold_into_filters(spec, dy, x, x_dim, axis=3)
         elif x_dim is None and dy.shape[dy_dim]:
@@ -261,21 +250,17 @@ def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Wanted):
             looped[1] = True
     if wanted[2]:
         if dy_dim is None:
-            results[2] = bind_conv3d_bwd(spec, (False, False, True), dy)[2], None
+            results[2] = bind_bias_gradient(spec, dy), None
         else:
             looped[2] = True
     if any(looped):
         flags = (looped[0], looped[1], looped[2])
         chosen = [(dy, dy_dim), *([(x, x_dim)] if looped[1] else []), *([(filters, f_dim)] if looped[0] else [])]
-        some = map_examples(
-            lambda *args: conv3d_bwd_p.bind(*args, spec=spec, wanted=flags), *zip(*chosen, strict=True)
-        )
+        some = map_examples(lambda *args: conv3d_bwd_p.bind(*args, spec=spec, wanted=flags), *zip(*chosen, strict=True))
         for index, value in zip([i for i in range(3) if flags[i]], some, strict=True):
             results[index] = value, 0
     size = next(o.shape[d] for o, d in zip(operands, dims, strict=True) if d is not None)
-    mapped = [
-        (jnp.broadcast_to(r[0], (size, *r[0].shape)), 0) if r[1] is None else r for r in results if r is not None
-    ]
+    mapped = [(jnp.broadcast_to(r[0], (size, *r[0].shape)), 0) if r[1] is None else r for r in results if r is not None]
     return [value for value, _ in mapped], [dim for _, dim in mapped]
 
 
@@ -289,8 +274,8 @@ def _fold_into_filters(spec: Conv3dSpec, dy: Array, x: Array, dim: int, axis: in
         examples = dy.shape[dim]
         dy, _ = fold(dy, dim, 1)
         wide = dataclasses.replace(spec.linear(), c_out=examples * spec.c_out)
-    _, dw, _ = bind_conv3d_bwd(wide, (False, True, False), dy, x=x)
+    dw = bind_filter_gradient(wide, dy, x)
     return unfold(dw, axis, examples, spec.c_in if axis == 3 else spec.c_out), axis
 
 
-register(conv3d_bwd_p, Rules(shape=_shape, lax=_body, jvp=_jvp, transpose=_transpose, batch=_batch))
+register(conv3d_bwd_p, Rules(shape=partial(_body, _lax.NATIVE), lax=_body, jvp=_jvp, transpose=_transpose, batch=_batch))

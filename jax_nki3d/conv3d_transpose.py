@@ -3,7 +3,8 @@
 """3-D transposed convolution: the function `conv3d_transpose`, its gradients and the rules of `conv3d_transpose_p`."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, partial
+from typing import Any
 
 from jax import Array, lax
 
@@ -12,9 +13,10 @@ from ._activation import ActFnType
 from ._autodiff import align_varying
 from ._primitive import (
     Rules,
+    Wanted,
     bind_conv3d,
-    bind_conv3d_bwd,
     bind_conv3d_transpose,
+    bind_filter_gradient,
     conv3d_transpose_p,
     register,
 )
@@ -106,7 +108,7 @@ def conv3d_transpose(
     return from_canonical(y, data_format)
 
 
-def _pullback(spec: ConvTranspose3dSpec, wanted, ct: Array, x: Array | None, filters: Array | None):
+def _pullback(spec: ConvTranspose3dSpec, wanted: Wanted, ct: Array, x: Any, filters: Any):
     """The transposed convolution is the adjoint of a convolution: dx is that convolution of ct, and the filters' gradient is
     that convolution's, with x in the role of its output's gradient and ct in that of its input."""
     adjoint = spec.adjoint()
@@ -116,20 +118,16 @@ def _pullback(spec: ConvTranspose3dSpec, wanted, ct: Array, x: Array | None, fil
     if on_x:
         dx = bind_conv3d(adjoint, reached, _lax.adjoint_filters(filters, spec.filter_shape))
     if on_filters:
-        _, dw, _ = bind_conv3d_bwd(adjoint, (False, True, False), x, reached)
+        dw = bind_filter_gradient(adjoint, x, reached)
         dfilters = _lax.adjoint_filters(dw, spec.filter_shape)
     if on_bias:
         dbias = _lax.bias_gradient(ct, spec.bias_dtype)
     return dx, dfilters, dbias
 
 
-@lru_cache(maxsize=None)
+@cache
 def _differentiable(spec: ConvTranspose3dSpec) -> Callable[..., Array]:
     return _bilinear.differentiable("conv3d_transpose", bind_conv3d_transpose, _pullback, spec)
-
-
-def _shape(x, filters, *bias, spec: ConvTranspose3dSpec):
-    return [_lax.native.spread(x, _lax.adjoint_filters(filters, spec.filter_shape), spec.geometry)]
 
 
 def _body(formulations, x, filters, bias=None, *, spec: ConvTranspose3dSpec):
@@ -139,7 +137,7 @@ def _body(formulations, x, filters, bias=None, *, spec: ConvTranspose3dSpec):
 register(
     conv3d_transpose_p,
     Rules(
-        shape=_shape,
+        shape=partial(_body, _lax.NATIVE),
         lax=_body,
         jvp=_bilinear.jvp(bind_conv3d_transpose),
         transpose=_bilinear.transpose(_pullback),

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from .._geometry import Geometry, effective_kernel
+from .precision import sum_dtype
 
 _AXES = (0, 1, 2)
 
@@ -26,6 +27,7 @@ def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
         padding,
         rhs_dilation=geometry.dilation,
         dimension_numbers=("NCDHW", "DHWIO", "NCDHW"),
+        preferred_element_type=sum_dtype(x.dtype),
     )
 
 
@@ -45,6 +47,7 @@ def spread(dy: Array, filters: Array, geometry: Geometry) -> Array:
         lhs_dilation=geometry.stride,
         rhs_dilation=geometry.dilation,
         dimension_numbers=("NCDHW", "DHWOI", "NCDHW"),
+        preferred_element_type=sum_dtype(dy.dtype),
     )
     return lax.slice(y, (0, 0, *start), (*y.shape[:2], *stop))
 
@@ -60,6 +63,7 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
         [(geometry.front[a], max(0, back[a])) for a in _AXES],
         rhs_dilation=geometry.stride,
         dimension_numbers=("CNDHW", "IODHW", "DHWNC"),
+        preferred_element_type=sum_dtype(x.dtype),
     )
 
 

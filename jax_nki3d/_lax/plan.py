@@ -22,6 +22,7 @@ from jax import Array, lax
 
 from .._geometry import Geometry, Triple, effective_kernel, triple
 from . import products
+from .precision import widen
 
 AXES = products.AXES
 CANDIDATES: tuple[tuple[int, ...], ...] = ((0, 1), (0,), (0, 1, 2), ())
@@ -54,6 +55,7 @@ class Plan:
 
 def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
     """`products.correlate` as planned."""
+    x, filters = widen(x), widen(filters)
     if x.shape[0] == 0:
         return _empty(x, (0, filters.shape[4], *geometry.out))
     plan = plan_correlate(geometry, x.shape[0], x.shape[1], filters.shape[4], x.dtype.itemsize)
@@ -74,6 +76,7 @@ def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
 
 def spread(dy: Array, filters: Array, geometry: Geometry) -> Array:
     """`products.spread` as planned."""
+    dy, filters = widen(dy), widen(filters)
     if dy.shape[0] == 0:
         return _empty(dy, (0, filters.shape[3], *geometry.size))
     plan = plan_spread(geometry, dy.shape[0], filters.shape[3], dy.shape[1], dy.dtype.itemsize)
@@ -105,6 +108,7 @@ def spread(dy: Array, filters: Array, geometry: Geometry) -> Array:
 
 def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
     """`products.filter_gradient` as planned; slabs add up."""
+    x, dy = widen(x), widen(dy)
     shape = (*geometry.kernel, x.shape[1], dy.shape[1])
     if x.shape[0] == 0:
         return _empty(x, shape)

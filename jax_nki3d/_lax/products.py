@@ -105,7 +105,6 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry, summed: Sequence[in
     stacked = _others(summed)
     source, gradient = jnp.moveaxis(x, 1, 0), jnp.moveaxis(dy, 1, 0)
     kernel = tuple(geometry.kernel[a] for a in summed)
-    zeros = None
     blocks: dict[tuple[int, ...], Array] = {}
     for groups in _phase_groups(geometry, summed):
         if any(g[0].phase >= geometry.size[a] for a, g in zip(summed, groups, strict=True)):
@@ -121,11 +120,12 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry, summed: Sequence[in
         block = lax.dot_general(patches, copies, ((tuple(range(n, n + 4)), tuple(range(m, m + 4))), ((), ())))
         block = jnp.moveaxis(block, tuple(range(n, n + m - 1)), tuple(range(m - 1)))  # summed taps lead
         for index in np.ndindex(*(len(g) for g in groups)):
-            blocks[tuple(g[i].index for g, i in zip(groups, index, strict=True))] = block[index]
+            blocks[tuple(g[i].k for g, i in zip(groups, index, strict=True))] = block[index]
     block_shape = (*(geometry.kernel[a] for a in stacked), x.shape[1], dy.shape[1])
-    if len(blocks) < np.prod(kernel, dtype=int):
-        zeros = jnp.zeros(block_shape, x.dtype)
-    dw = jnp.stack([blocks.get(index, zeros) for index in np.ndindex(*kernel)]).reshape(*kernel, *block_shape)
+    for k in np.ndindex(*kernel):
+        if k not in blocks:  # a tap that reads padding alone
+            blocks[k] = jnp.zeros(block_shape, x.dtype)
+    dw = jnp.stack([blocks[k] for k in np.ndindex(*kernel)]).reshape(*kernel, *block_shape)
     order = (*summed, *stacked)
     return dw.transpose(*(order.index(a) for a in AXES), 3, 4)
 
@@ -141,7 +141,7 @@ def _phase_groups(geometry: Geometry, axes: Sequence[int]) -> itertools.product:
 
 def _take_taps(filters: Array, axis: int, group: Sequence[Tap]) -> Array:
     """The filter planes of one group: an arithmetic progression wherever more than one tap shares a phase."""
-    indices = [tap.index for tap in group]
+    indices = [tap.k for tap in group]
     if len(indices) == filters.shape[axis]:
         return filters
     step = indices[1] - indices[0] if len(indices) > 1 else 1
@@ -198,8 +198,10 @@ def _add_shifted(total, products: Array, summed, groups, length, sign: int):
 def _interleave(phases: dict[tuple[int, ...], Array], geometry: Geometry, per_phase: tuple[int, ...]) -> Array:
     """{phase: [C, B, d, h, w]} -> [C, B, D, H, W]; a phase that no tap reaches is zero."""
     some = next(iter(phases.values()))
-    zeros = None if len(phases) == np.prod(geometry.stride) else jnp.zeros_like(some)
-    whole = jnp.stack([phases.get(index, zeros) for index in np.ndindex(*geometry.stride)])
+    for phase in np.ndindex(*geometry.stride):
+        if phase not in phases:
+            phases[phase] = jnp.zeros_like(some)
+    whole = jnp.stack([phases[phase] for phase in np.ndindex(*geometry.stride)])
     whole = whole.reshape(*geometry.stride, *some.shape).transpose(3, 4, 5, 0, 6, 1, 7, 2)
     whole = whole.reshape(*some.shape[:2], *(n * s for n, s in zip(per_phase, geometry.stride, strict=True)))
     return lax.slice(whole, (0,) * 5, (*some.shape[:2], *geometry.size))

@@ -1,0 +1,140 @@
+# Copyright The jax_nki3d Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: which operations a function contains, and what runs each of them."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from . import _neuron
+from ._lax import plan
+from ._primitive import PRIMITIVES
+from ._spec import AvgPooling3dSpec, Conv3dSpec, ConvTranspose3dSpec
+
+_NAMES = {p.name for p in PRIMITIVES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One operation as it stands in the traced function.
+
+    Attributes:
+        operation: name of the primitive; `conv3d_bwd` also names the gradients that it computes.
+        shapes: shapes of the operands.
+        dtype: dtype of the first operand.
+        implementation: what runs on the platform asked about, and why, if that is not the kernel.
+        how: the formulation that lax uses.
+    """
+
+    operation: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    implementation: str
+    how: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `explain` found: each kind of operation, and how often it occurs. `str()` makes a table of it."""
+
+    platform: str
+    counts: tuple[tuple[Entry, int], ...]
+
+    def __str__(self) -> str:
+        if not self.counts:
+            return f"No operation of jax_nki3d on platform {self.platform}."
+        rows = [("operation", "count", "operands", "implementation", "formulation")]
+        for entry, count in self.counts:
+            operands = f"{entry.dtype} " + " ".join(str(list(shape)).replace(" ", "") for shape in entry.shapes)
+            rows.append((entry.operation, str(count), operands, entry.implementation, entry.how))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"Platform {self.platform}:", *lines])
+
+
+def explain(function: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
+    """Lists the operations of this library in a function, and what runs each of them.
+
+    The function is traced, not run: arguments may be arrays or `jax.ShapeDtypeStruct`s. To see a backward pass, give a
+    gradient: `explain(jax.grad(loss), params, batch)`.
+
+    Args:
+        function: any function of JAX.
+        args: its arguments.
+        platform: "cpu", "gpu", "neuron" ...; None for the platform of the default device.
+        kwargs: its keyword arguments.
+
+    Returns:
+        A `Report`; print it for a table.
+
+    Example:
+        >>> import jax, numpy as np, jax_nki3d
+        >>> x, w = np.ones((1, 8, 4, 4, 4), np.float32), np.ones((2, 2, 2, 8, 4), np.float32)
+        >>> report = jax_nki3d.explain(lambda w: jax_nki3d.conv3d_transpose(x, w, stride=2), w, platform="cpu")
+        >>> print(report)
+        Platform cpu:
+        operation         count  operands                             implementation  formulation
+        conv3d_transpose  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             stack none, sum DHW
+    """
+    platform = jax.default_backend() if platform is None else platform
+    closed = jax.make_jaxpr(lambda a, k: function(*a, **k))(args, kwargs)
+    entries = Counter(_entry(eqn, platform) for eqn in _equations(closed.jaxpr))
+    return Report(platform, tuple(entries.items()))
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of our primitives, through every function that is called, scanned or differentiated."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _NAMES:
+            yield eqn
+            continue
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                yield from _equations(getattr(value, "jaxpr", value))
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+
+def _entry(eqn: Any, platform: str) -> Entry:
+    name, params = eqn.primitive.name, eqn.params
+    avals = [v.aval for v in eqn.invars]
+    implementation, how = _implementation(name, params, platform), ""
+    if implementation.startswith("lax"):
+        how = _formulation(name, avals, params) if platform == "cpu" else "lax convolution"
+    if name == "conv3d_bwd":
+        wanted = ", ".join(g for g, flag in zip(("dx", "dw", "db"), params["wanted"], strict=True) if flag)
+        name = f"{name} ({wanted})"
+    return Entry(name, tuple(tuple(a.shape) for a in avals), avals[0].dtype.name, implementation, how)
+
+
+def _implementation(name: str, params: dict, platform: str) -> str:
+    if params["spec"].implementation is not None:
+        return f"{params['spec'].implementation} (asked for)"
+    if platform != "neuron":
+        return "lax"
+    call, reason = _neuron.choose(name, params)
+    return f"lax: {reason}" if call is None else "nki"
+
+
+def _formulation(name: str, avals: list, params: dict) -> str:
+    """What `_lax` does with it on CPU."""
+    spec, batch, itemsize = params["spec"], avals[0].shape[0], max(4, avals[0].dtype.itemsize)
+    match spec:
+        case AvgPooling3dSpec():
+            return "sums per axis"
+        case ConvTranspose3dSpec():
+            return str(plan.plan_spread(spec.geometry, batch, spec.c_out, spec.c_in, itemsize))
+        case Conv3dSpec() if name == "conv3d":
+            return str(plan.plan_correlate(spec.geometry, batch, spec.c_in, spec.c_out, itemsize))
+    arguments = (spec.geometry, batch, spec.c_in, spec.c_out, itemsize)
+    on_dx, on_dw, on_db = params["wanted"]
+    parts = [f"dx: {plan.plan_spread(*arguments)}"] if on_dx else []
+    parts += [f"dw: {plan.plan_filter_gradient(*arguments)}"] if on_dw else []
+    parts += ["db: sum"] if on_db else []
+    return "; ".join(parts)
