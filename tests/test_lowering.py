@@ -119,8 +119,8 @@ def test_a_primitive_must_answer_everything(missing):
         _primitive.Rules(**answers)
 
 
-def test_five_primitives_have_every_rule():
-    from jax.interpreters import ad, batching
+def test_five_primitives_are_registered():
+    from jax.interpreters import ad
 
     assert [p.name for p in _primitive.PRIMITIVES] == [
         "conv3d",
@@ -130,7 +130,7 @@ def test_five_primitives_have_every_rule():
         "avg_pooling_3d_backward",
     ]
     for primitive in _primitive.PRIMITIVES:
-        for rules in (ad.primitive_jvps, ad.primitive_transposes, batching.primitive_batchers):
+        for rules in (ad.primitive_jvps, ad.primitive_transposes):
             assert callable(rules[primitive])
 
 
