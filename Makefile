@@ -34,7 +34,7 @@ doctest: $(INSTALLED) ## the examples in the docstrings and the README
 check: lint types doctest test ## all of the above
 
 demo: $(INSTALLED) ## train a small U-Net on a brain scan; pictures in demo-output/
-	$(BIN)/python -m demo
+	$(BIN)/python examples/brain_unet/main.py
 
 bench: $(INSTALLED) ## speed on this machine: ours, plain lax, and torch where it is installed
 	$(BIN)/python -m benchmarks

@@ -17,6 +17,10 @@ for needed in ("nibabel", "nilearn", "matplotlib", "optax"):
     pytest.importorskip(needed)
 
 
+def rngs():
+    return nnx.Rngs(jax.random.key(0, impl="rbg"))  # compiles faster
+
+
 @pytest.fixture(scope="module")
 def demo():
     """The demo's modules, which import each other by plain names, as in a user's folder."""
@@ -92,19 +96,15 @@ def batch(demo, whole):
     return demo.data.patches(demo.data.halves(whole)[0], 1, 8, np.random.default_rng(0))
 
 
-def test_both_networks_are_the_same_function(demo, batch):
-    model = demo.model.UNet(rngs=nnx.Rngs(0))
-    reference = demo.linen_model.UNet()
-    parameters = demo.train.linen_parameters(model)
-    own = jax.eval_shape(reference.init, jax.random.key(0), batch[0])["params"]
-    chex.assert_trees_all_equal_shapes_and_dtypes(own, parameters)
+def test_both_networks_have_the_same_parameters(demo, batch):
+    model = demo.model.UNet(rngs=rngs())
+    own = jax.eval_shape(demo.linen_model.UNet().init, jax.random.key(0), batch[0])["params"]
+    chex.assert_trees_all_equal_shapes_and_dtypes(own, demo.train.linen_parameters(model))
     assert demo.train.count(own) == demo.train.count(nnx.state(model, nnx.Param))
-    ours = nnx.jit(lambda model, x: model(x))(model, batch[0])
-    chex.assert_trees_all_close(ours, jax.jit(reference.apply)({"params": parameters}, batch[0]), atol=1e-5, rtol=1e-5)
 
 
 def test_steps_lower_the_loss_as_in_the_reference(demo, batch):
-    model, tx = demo.model.UNet(rngs=nnx.Rngs(0)), demo.train.adamw(10)
+    model, tx = demo.model.UNet(rngs=rngs()), demo.train.adamw(10)
     parameters = demo.train.linen_parameters(model)
     state, linen_step = tx.init(parameters), demo.train.linen_step(tx)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
@@ -114,11 +114,13 @@ def test_steps_lower_the_loss_as_in_the_reference(demo, batch):
         parameters, state, loss = linen_step(parameters, state, *batch)
         expected.append(float(loss))
     assert losses[-1] < losses[0]
-    np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-4)
+    # the first compares outputs, the second gradients; later ones amplify rounding
+    np.testing.assert_allclose(losses[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], expected[1], rtol=1e-3)
 
 
 def test_prediction_keeps_the_size(demo):
-    predicted = demo.train.predict(demo.model.UNet(rngs=nnx.Rngs(0)), np.zeros((6, 8, 7), np.float32))
+    predicted = demo.train.predict(demo.model.UNet(rngs=rngs()), np.zeros((6, 8, 7), np.float32))
     assert predicted.shape == (6, 8, 7)
     assert predicted.min() >= 0
     assert predicted.max() <= 2
@@ -127,7 +129,8 @@ def test_prediction_keeps_the_size(demo):
 def test_two_thresholds_separate_what_intensity_separates(demo):
     truth = np.repeat([0, 1, 2], 100)
     image = truth * 0.3 + np.random.default_rng(0).uniform(0, 0.2, 300)
-    assert np.array_equal(np.digitize(image, demo.train.two_thresholds(image, truth), right=True), truth)
+    guess = np.digitize(image, demo.train.two_thresholds(image, truth))
+    assert (guess == truth).mean() > 0.98  # they are among the intensities that occur
 
 
 def test_pictures_are_written(demo, whole, tmp_path):

@@ -40,7 +40,7 @@ class UNet(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Logits [B, D, H, W, classes] for images [B, D, H, W, 1] whose sizes are multiples of 4."""
         w = self.width
-        fine = Block(w, name="down1")(x)
+        fine = Block(w, name="down1")(5 * (x - 0.7))
         middle = Block(2 * w, name="down2")(nn.avg_pool(fine, (2, 2, 2), strides=(2, 2, 2)))
         coarse = Block(4 * w, name="bottom")(nn.avg_pool(middle, (2, 2, 2), strides=(2, 2, 2)))
         up = nn.ConvTranspose(2 * w, (2, 2, 2), strides=(2, 2, 2), name="up2")(coarse)

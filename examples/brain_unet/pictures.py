@@ -25,7 +25,7 @@ def draw_loss(losses: Sequence[float], file: Path) -> None:
     mean = np.convolve(losses, np.ones(window) / window, mode="valid")
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     axes.plot(np.arange(1, len(losses) + 1), losses, color=WHITE, alpha=0.4, linewidth=1, label="each step")
-    axes.plot(np.arange(window, len(losses) + 1), mean, color=INK, linewidth=2, label=f"mean of {window} steps")
+    axes.plot(np.arange(len(mean)) + (window + 1) / 2, mean, color=INK, linewidth=2, label=f"mean of {window} steps")
     axes.set(xlabel="step", ylabel="cross-entropy + 1 - soft Dice", yscale="log", xlim=(1, max(2, len(losses))))
     axes.set_title("Training loss", loc="left", color=INK, fontweight="bold")
     axes.grid(which="both", axis="y", alpha=0.2)
@@ -38,7 +38,7 @@ def draw_loss(losses: Sequence[float], file: Path) -> None:
 def draw_labels(half: Volume, predicted: np.ndarray, dice: Sequence[float], file: Path, slices: int = 4) -> None:
     """Slices through the held-out half: the scan, its labels, the predicted ones, and where these differ."""
     size = half.image.shape[AXIS]
-    chosen = np.linspace(0.08 * size, 0.68 * size, slices).astype(int)
+    chosen = np.linspace(0.04 * size, 0.58 * size, slices).astype(int)
     titles = ("T1", "Labels", "Predicted", "Different")
     # all rows share one frame, just large enough for the brain
     x, z = (_extent(half.brain.any(axis=other)) for other in ((1, 2), (0, 1)))
@@ -53,7 +53,7 @@ def draw_labels(half: Volume, predicted: np.ndarray, dice: Sequence[float], file
             axes.imshow(panel.clip(0, 1), origin="lower", interpolation="nearest")
             axes.set_axis_off()
         slice_ = RESOLUTION * (half.first_slice + place)
-        row[0].text(0.02, 0.03, f"{slice_} mm", color="white", fontsize=8, alpha=0.8, transform=row[0].transAxes, va="bottom")
+        row[0].text(0.0, 1.0, f"{slice_} mm\nfrom the back", color="#b8c4ce", fontsize=7, transform=row[0].transAxes, va="top")
     for axes, title in zip(grid[0], titles, strict=True):
         axes.set_title(title, color="white", fontsize=12)
     wrong = (predicted != half.labels)[half.brain].mean()
