@@ -21,7 +21,7 @@ _COMMON = {
     "database": None,
     "suppress_health_check": [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 }
-hypothesis.settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("ci", max_examples=45, derandomize=True, **_COMMON)
 hypothesis.settings.register_profile("explore", max_examples=1000, print_blob=True, **_COMMON)
 hypothesis.settings.load_profile("ci")  # pytest --hypothesis-profile=explore looks further
 

@@ -14,9 +14,7 @@ import numpy as np
 
 def _reads(kernel, stride, dilation, out):
     for tap in itertools.product(*map(range, kernel)):
-        window = (
-            slice(k * d, k * d + (o - 1) * s + 1, s) for k, s, d, o in zip(tap, stride, dilation, out, strict=True)
-        )
+        window = (slice(k * d, k * d + (o - 1) * s + 1, s) for k, s, d, o in zip(tap, stride, dilation, out, strict=True))
         yield tap, (slice(None), slice(None), *window)
 
 
@@ -64,8 +62,7 @@ def avg_pooling_3d(x, *, kernel_size, stride, padding):
 def avg_pooling_3d_backward(dy, *, size, kernel_size, stride, padding):
     """The gradient of the above."""
     extent = [
-        max(n + 2 * p, (o - 1) * s + k)
-        for n, p, o, s, k in zip(size, padding, dy.shape[2:], stride, kernel_size, strict=True)
+        max(n + 2 * p, (o - 1) * s + k) for n, p, o, s, k in zip(size, padding, dy.shape[2:], stride, kernel_size, strict=True)
     ]
     dx = jnp.zeros((*dy.shape[:2], *extent), dy.dtype)
     for _, window in _reads(kernel_size, stride, (1, 1, 1), dy.shape[2:]):

@@ -350,9 +350,7 @@ def test_shard_map_with_data_parallel_gradients(row, mesh, check_vma, rng):
             return grads
         return tuple(jax.lax.psum(g, "data") if i in replicated else g for i, g in enumerate(grads))
 
-    sharded = jax.jit(
-        jax.shard_map(gradients, mesh=mesh, in_specs=specs(row), out_specs=specs(row), check_vma=check_vma)
-    )
+    sharded = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=specs(row), out_specs=specs(row), check_vma=check_vma))
 
     def whole_loss(*operands):
         return sum((y * y).sum() for y in jax.tree.leaves(row.reference(*operands))[:1])
