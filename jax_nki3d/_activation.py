@@ -7,6 +7,8 @@ import enum
 import jax
 from jax import Array
 
+from ._precision import widen
+
 
 class ActFnType(enum.Enum):
     """Activation functions that `conv3d` and `conv3d_transpose` apply to their result.
@@ -37,10 +39,14 @@ class ActFnType(enum.Enum):
 
 
 def apply_activation(activation: ActFnType | None, x: Array) -> Array:
-    """The activation in the dtype of x, differentiable."""
+    """The activation, differentiable; evaluated in float32 or wider and rounded once to the dtype of x."""
+    if activation is None:
+        return x
+    return _formula(activation, widen(x)).astype(x.dtype)
+
+
+def _formula(activation: ActFnType, x: Array) -> Array:
     match activation:
-        case None:
-            return x
         case ActFnType.SiLU:
             return jax.nn.silu(x)
         case ActFnType.GELU:

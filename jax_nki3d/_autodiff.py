@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
@@ -54,6 +55,7 @@ def align_varying(*operands: Array) -> tuple[Array, ...]:
     Without it the gradient of a replicated filter would have the type of the sharded batch. The cast's own transpose adds up
     the shards' gradients.
     """
+    operands = tuple(map(jnp.asarray, operands))  # NumPy arrays get the dtype that they have inside JAX
     union = frozenset[str]().union(*map(_varying, operands))
     return tuple(_vary(x, tuple(sorted(union - _varying(x)))) for x in operands)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 IMPLEMENTATIONS = ("lax", "nki", "simulate")
 ENVIRONMENT_VARIABLE = "JAX_NKI3D_IMPLEMENTATION"
@@ -79,10 +80,10 @@ def check_implementation(operation: str, value, source: str = "`implementation`"
     if value is not None and (not isinstance(value, str) or value not in IMPLEMENTATIONS):
         raise ValueError(
             f"{operation}: {source} must be None or one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {value!r}. "
-            "None picks the kernel on platform neuron where it applies, and lax elsewhere."
+            "Pass None for the kernel on platform neuron, where it applies, and lax elsewhere."
         )
 
 
 def check_forward_mode(operation: str, value) -> None:
-    if value is not None and not isinstance(value, bool):
+    if value is not None and not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{operation}: `forward_mode` must be True, False or None, got {value!r}. Pass a Python bool.")

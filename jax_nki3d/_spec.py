@@ -144,8 +144,8 @@ def conv3d_spec(
     if x_shape[1] != c_in:
         raise ValueError(
             f"{operation}: `filters` has C_in = {c_in} (shape {_sizes(filters.shape)}), but `x_in` has {x_shape[1]} channels "
-            f"(shape {_sizes(x_in.shape)}, data_format={data_format!r}). Filters are [K_d, K_h, K_w, C_in, C_out]; groups are not "
-            "supported."
+            f"(shape {_sizes(x_in.shape)}, data_format={data_format!r}). Transpose the filters to [K_d, K_h, K_w, C_in, C_out], or "
+            "choose the other data_format; groups are not supported."
         )
     _check_bias(operation, bias, c_out)
     size, kernel = triple(x_shape[2:]), triple(kernel)
@@ -169,7 +169,7 @@ def conv3d_spec(
         padding=pads,
         c_in=c_in,
         c_out=c_out,
-        bias_dtype=None if bias is None else np.dtype(bias.dtype).name,
+        bias_dtype=None if bias is None else _dtype_name(bias),
         activation=_as_activation(operation, activation_fn),
         lnc_shard=_check_bool(operation, "lnc_shard", lnc_shard),
         implementation=_resolve_implementation(operation, implementation),
@@ -205,9 +205,9 @@ def conv3d_bwd_spec(
     expected = spec.output_shape(canonical_shape(x_in.shape, data_format)[0])
     if dy_shape != expected:
         raise ValueError(
-            f"{operation}: `dy` has shape {_sizes(dy_shape)} as NCDHW, but the forward pass of `x_in` {_sizes(x_in.shape)} and "
-            f"`filters` {_sizes(filters.shape)} with stride={spec.geometry.stride}, padding={spec.padding}, "
-            f"dilation={spec.geometry.dilation} gives {expected}. Pass the arguments of the forward pass."
+            f"{operation}: `dy` has shape {_sizes(dy.shape)}, which is {dy_shape} as NCDHW, but the forward pass of `x_in` "
+            f"{_sizes(x_in.shape)} ({data_format}) and `filters` {_sizes(filters.shape)} with stride={spec.geometry.stride}, "
+            f"padding={spec.padding}, dilation={spec.geometry.dilation} gives {expected}. Pass the arguments of the forward pass."
         )
     return spec, (compute_dx, compute_dw, compute_db)
 
@@ -241,8 +241,8 @@ def conv3d_transpose_spec(
     if x_shape[1] != c_in:
         raise ValueError(
             f"{operation}: `filters` has C_in = {c_in} (shape {_sizes(filters.shape)} as {filter_shape}), but `x_in` has "
-            f"{x_shape[1]} channels (shape {_sizes(x_in.shape)}, data_format={data_format!r}). Filters are [K_d, K_h, K_w, {order}]; "
-            "the other order is chosen with `filter_shape`; groups are not supported."
+            f"{x_shape[1]} channels (shape {_sizes(x_in.shape)}, data_format={data_format!r}). Transpose the filters to [K_d, K_h, "
+            f"K_w, {order}], or choose the other `filter_shape`; groups are not supported."
         )
     _check_bias(operation, bias, c_out)
     strides = _as_triple(operation, "stride", stride, 1)
@@ -255,8 +255,8 @@ def conv3d_transpose_spec(
         if extra[axis] >= limit:
             raise ValueError(
                 f"{operation}: `output_padding` must be smaller than the stride or the dilation, but on axis {name} it is "
-                f"{extra[axis]} with `stride` {strides[axis]} and `dilation` {dilations[axis]}. It picks among the sizes that the same "
-                "convolution maps to one size; pad the result with jnp.pad if you want more."
+                f"{extra[axis]} with `stride` {strides[axis]} and `dilation` {dilations[axis]}. Make it smaller: it picks "
+                "among the sizes that one convolution maps to the same; jnp.pad adds zeros to a result."
             )
         n = transposed_size(in_size[axis], kernel[axis], strides[axis], dilations[axis], pads[axis], extra[axis])
         window = effective_kernel(kernel[axis], dilations[axis])
@@ -275,7 +275,7 @@ def conv3d_transpose_spec(
         c_in=c_in,
         c_out=c_out,
         filter_shape=filter_shape,
-        bias_dtype=None if bias is None else np.dtype(bias.dtype).name,
+        bias_dtype=None if bias is None else _dtype_name(bias),
         activation=_as_activation(operation, activation_fn),
         lnc_shard=_check_bool(operation, "lnc_shard", lnc_shard),
         implementation=_resolve_implementation(operation, implementation),
@@ -395,13 +395,19 @@ def _layout_hint(data_format: str) -> str:
     return "[B, C, D, H, W]" if data_format == "NCDHW" else "[B, D, H, W, C]"
 
 
+def _dtype_name(array: Any) -> str:
+    """The name of the dtype that the array has inside JAX: NumPy's float64 is float32 there, unless x64 is enabled."""
+    name = getattr(array.dtype, "name", str(array.dtype))  # keys have dtypes that are not NumPy's
+    return jax.dtypes.canonicalize_dtype(name).name if name in DTYPES else name
+
+
 def _check_array(operation: str, name: str, value, rank: int, layout: str) -> Shape:
     """The shape of an array argument, which must be floating and of the given rank."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(
             f"{operation}: `{name}` must be an array {layout}, got {type(value).__name__}. Convert it with jnp.asarray."
         )
-    if getattr(value.dtype, "name", str(value.dtype)) not in DTYPES:  # also keys and other dtypes that are not NumPy's
+    if _dtype_name(value) not in DTYPES:
         raise TypeError(
             f"{operation}: `{name}` must have one of the dtypes {', '.join(DTYPES)}, got {value.dtype}. Cast it with .astype first."
         )
@@ -418,12 +424,12 @@ def _check_sizes(operation: str, name: str, sizes: Sequence[int]) -> None:
     if any(n < 1 for n in sizes):
         raise ValueError(
             f"{operation}: every size of `{name}` except the batch must be at least 1, got {_sizes(sizes)} (batch left out). "
-            "Only the batch may be empty."
+            "Drop the empty axis, or leave the call out: only the batch may be empty."
         )
 
 
 def _check_same_dtype(operation: str, name: str, value, other_name: str, other) -> None:
-    if value.dtype != other.dtype:
+    if _dtype_name(value) != _dtype_name(other):
         raise TypeError(
             f"{operation}: `{name}` has dtype {value.dtype}, but `{other_name}` has {other.dtype}. Cast one of them, for example "
             f"{name}.astype({other_name}.dtype); the layers in jax_nki3d.nn promote for you."
@@ -433,14 +439,16 @@ def _check_same_dtype(operation: str, name: str, value, other_name: str, other) 
 def _check_bias(operation: str, bias, c_out: int) -> None:
     if bias is not None and _check_array(operation, "bias", bias, 1, "[C_out]") != (c_out,):
         raise ValueError(
-            f"{operation}: `bias` must have shape (C_out,) = ({c_out},), got {_sizes(bias.shape)}. `filters` determine C_out."
+            f"{operation}: `bias` must have shape (C_out,) = ({c_out},), got {_sizes(bias.shape)}. Pass one value for each filter."
         )
 
 
 def _check_choice(operation: str, name: str, value, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         error = ValueError if isinstance(value, str) else TypeError
-        raise error(f"{operation}: `{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        raise error(
+            f"{operation}: `{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}. Pass one of these strings."
+        )
 
 
 def _check_bool(operation: str, name: str, value) -> bool:
@@ -460,22 +468,33 @@ def _as_int(operation: str, name: str, value, whole, minimum: int) -> int:
             "Pass Python or NumPy ints; under jax.jit mark such arguments as static."
         ) from error
     if number < minimum:
-        raise ValueError(f"{operation}: `{name}` must be at least {minimum}, got {whole!r}.")
+        raise ValueError(
+            f"{operation}: `{name}` must be at least {minimum} on each axis, got {whole!r}. Pass {minimum} or more."
+        )
     return number
 
 
+_TRIPLE_FORMS = "one int or three (D, H, W)"
+
+
 def _is_single(value) -> bool:
-    return not isinstance(value, (Sequence, np.ndarray, jax.Array)) or getattr(value, "ndim", 1) == 0
+    """One number, as far as can be told: no sequence, and no array but a 0-d one."""
+    return getattr(value, "ndim", None) == 0 or not hasattr(value, "__iter__")
 
 
 def _as_triple(operation: str, name: str, value, minimum: int) -> Triple:
     """An int, or three, as a tuple (D, H, W)."""
-    if isinstance(value, str) or value is None:
-        raise TypeError(f"{operation}: `{name}` must be one int or three (D, H, W), got {value!r}.")
+    if isinstance(value, (str, bytes)) or value is None:
+        raise TypeError(f"{operation}: `{name}` must be {_TRIPLE_FORMS}, got {value!r}. Pass Python or NumPy ints.")
     if _is_single(value):
         return (_as_int(operation, name, value, value, minimum),) * 3
+    if not isinstance(value, (Sequence, np.ndarray, jax.Array)) or getattr(value, "ndim", 1) != 1:
+        raise TypeError(f"{operation}: `{name}` must be {_TRIPLE_FORMS}, got {value!r}. Pass a flat tuple or list.")
     if len(value) != 3:
-        raise ValueError(f"{operation}: `{name}` must be one int or three (D, H, W), got {len(value)} values: {value!r}.")
+        raise ValueError(
+            f"{operation}: `{name}` must be {_TRIPLE_FORMS}, got {len(value)} values: {value!r}. "
+            "Pass one value for each axis; batch and channels have none."
+        )
     return triple(_as_int(operation, name, v, value, minimum) for v in value)
 
 
@@ -492,11 +511,13 @@ def _as_padding(operation: str, value, size: Triple, kernel: Triple, stride: Tri
         raise TypeError(f"{operation}: `padding` must be {_PADDING_FORMS}, got None. Pass 0 for no padding.")
     if _is_single(value):
         return (_as_int(operation, "padding", value, value, 0),) * 6
+    if not isinstance(value, (Sequence, np.ndarray, jax.Array)) or isinstance(value, bytes):
+        raise TypeError(f"{operation}: `padding` must be {_PADDING_FORMS}, got {value!r}. Pass a tuple or list.")
     pairs = [not _is_single(v) for v in value]
     if len(value) == 3 and all(pairs) and all(len(v) == 2 for v in value):
         flat = [v for pair in value for v in pair]
     elif any(pairs) or len(value) not in (3, 6):
-        raise ValueError(f"{operation}: `padding` must be {_PADDING_FORMS}, got {value!r}.")
+        raise ValueError(f"{operation}: `padding` must be {_PADDING_FORMS}, got {value!r}. Pass one of these forms.")
     else:
         flat = list(value) if len(value) == 6 else [v for v in value for _ in range(2)]
     a, b, c, d, e, f = (_as_int(operation, "padding", v, value, 0) for v in flat)
@@ -508,7 +529,7 @@ def _named_padding(operation: str, name: str, size: Triple, kernel: Triple, stri
     if name == "VALID":
         return (0,) * 6
     if name != "SAME":
-        raise ValueError(f"{operation}: `padding` must be {_PADDING_FORMS}, got {name!r}.")
+        raise ValueError(f"{operation}: `padding` must be {_PADDING_FORMS}, got {name!r}. Pass one of these forms.")
     flat: list[int] = []
     for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
         total = max(0, (-(-n // s) - 1) * s + effective_kernel(k, d) - n)

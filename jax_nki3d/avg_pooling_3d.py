@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+import jax.numpy as jnp
 from jax import Array
 
 from . import _lax, _linear, _options
@@ -74,8 +75,8 @@ def avg_pooling_3d(
         implementation,
     )
     if _options.resolve_forward_mode("avg_pooling_3d", forward_mode):
-        return bind_avg_pooling_3d(spec, src_tensor)
-    return _differentiable(spec)(src_tensor)
+        return bind_avg_pooling_3d(spec, jnp.asarray(src_tensor))
+    return _differentiable(spec)(jnp.asarray(src_tensor))
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from . import _lax, _linear, _options
@@ -72,8 +73,8 @@ def avg_pooling_3d_backward(
         implementation,
     )
     if _options.resolve_forward_mode("avg_pooling_3d_backward", forward_mode):
-        return bind_avg_pooling_3d_backward(spec, grad_output)
-    return _differentiable(spec)(grad_output)
+        return bind_avg_pooling_3d_backward(spec, jnp.asarray(grad_output))
+    return _differentiable(spec)(jnp.asarray(grad_output))
 
 
 @cache

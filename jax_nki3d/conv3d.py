@@ -78,11 +78,9 @@ def conv3d(
     spec = conv3d_spec(
         "conv3d", x_in, filters, bias, stride, padding, dilation, activation_fn, lnc_shard, data_format, implementation
     )
+    forward_mode = _options.resolve_forward_mode("conv3d", forward_mode)
     operands = align_varying(to_canonical(x_in, data_format), filters, *([] if bias is None else [bias]))
-    if _options.resolve_forward_mode("conv3d", forward_mode):
-        y = bind_conv3d(spec, *operands)
-    else:
-        y = _differentiable(spec)(*operands)
+    y = bind_conv3d(spec, *operands) if forward_mode else _differentiable(spec)(*operands)
     return from_canonical(y, data_format)
 
 

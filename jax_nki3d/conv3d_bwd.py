@@ -106,14 +106,12 @@ def conv3d_bwd(
         data_format,
         implementation,
     )
+    forward_mode = _options.resolve_forward_mode("conv3d_bwd", forward_mode)
     operands = [to_canonical(dy, data_format)]
     operands += [to_canonical(x_in, data_format)] if wanted[1] else []
     operands += [filters] if wanted[0] else []
     aligned = align_varying(*operands)
-    if _options.resolve_forward_mode("conv3d_bwd", forward_mode):
-        results = conv3d_bwd_p.bind(*aligned, spec=spec, wanted=wanted)
-    else:
-        results = _differentiable(spec, wanted)(*aligned)
+    results = conv3d_bwd_p.bind(*aligned, spec=spec, wanted=wanted) if forward_mode else _differentiable(spec, wanted)(*aligned)
     dx = [from_canonical(results[0], data_format)] if wanted[0] else []
     return (*dx, *results[len(dx) :])
 

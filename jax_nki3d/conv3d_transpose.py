@@ -100,11 +100,9 @@ def conv3d_transpose(
         data_format,
         implementation,
     )
+    forward_mode = _options.resolve_forward_mode("conv3d_transpose", forward_mode)
     operands = align_varying(to_canonical(x_in, data_format), filters, *([] if bias is None else [bias]))
-    if _options.resolve_forward_mode("conv3d_transpose", forward_mode):
-        y = bind_conv3d_transpose(spec, *operands)
-    else:
-        y = _differentiable(spec)(*operands)
+    y = bind_conv3d_transpose(spec, *operands) if forward_mode else _differentiable(spec)(*operands)
     return from_canonical(y, data_format)
 
 

@@ -14,9 +14,9 @@ from jax import Array
 
 from .._activation import apply_activation
 from .._geometry import Geometry
+from .._precision import widen
 from .._spec import AvgPooling3dSpec, Conv3dSpec, ConvTranspose3dSpec, from_canonical, to_canonical
 from . import native, plan, pooling
-from .precision import widen
 
 
 class Formulations(NamedTuple):

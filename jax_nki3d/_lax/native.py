@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from .._geometry import Geometry, effective_kernel
-from .precision import sum_dtype
+from .._precision import sum_dtype
 
 _AXES = (0, 1, 2)
 

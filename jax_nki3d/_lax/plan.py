@@ -21,8 +21,8 @@ from math import prod
 from jax import Array, lax
 
 from .._geometry import Geometry, Triple, effective_kernel, triple
+from .._precision import widen
 from . import products
-from .precision import widen
 
 AXES = products.AXES
 CANDIDATES: tuple[tuple[int, ...], ...] = ((0, 1), (0,), (0, 1, 2), ())
