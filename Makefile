@@ -18,8 +18,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,demo]'
 	@touch $@
 
-test: $(INSTALLED) ## the test suite
-	$(BIN)/python -m pytest
+test: $(INSTALLED) ## the test suite, one process per core
+	$(BIN)/python -m pytest --numprocesses=auto
 
 lint: $(INSTALLED) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -29,7 +29,7 @@ types: $(INSTALLED) ## mypy
 	$(BIN)/mypy
 
 doctest: $(INSTALLED) ## the examples in the docstrings and the README
-	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d README.md
+	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d README.md docs
 
 check: lint types doctest test ## all of the above
 

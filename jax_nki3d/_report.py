@@ -77,7 +77,7 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
         >>> report = jax_nki3d.explain(lambda w: jax_nki3d.conv3d_transpose(x, w, stride=2), w, platform="cpu")
         >>> print(report)
         Platform cpu:
-        operation         count  operands                             implementation  formulation
+        operation         count  operands                         implementation  formulation
         conv3d_transpose  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             stack none, sum DHW
     """
     platform = jax.default_backend() if platform is None else platform
