@@ -4,19 +4,21 @@
 
 Which axes are stacked and which are summed changes nothing but the memory that passes by, so the choice is the least traffic:
 
-    2 * (elements copied into patches) + (elements of the products before they are summed)
+    2 * (elements copied into patches) + (elements of the products before they are summed) + 4096 * (number of products)
 
 over the candidates: sum no axis, D, D and H, or all three. Copies weigh double, since they run along W in short rows. Few input
-channels favour patches, few output channels sums; a kernel as large as its stride needs neither. The constant and the
-candidates come from measurements on x86 (docs/performance.md); `python -m benchmarks.formulations` repeats them.
+channels favour patches, few output channels sums; a kernel as large as its stride needs neither; small volumes want few
+products. The constants and the candidates come from measurements on x86 (docs/performance.md); `python -m benchmarks.formulations` repeats them.
 
 What does not fit in the caches costs more than it computes, and memory without bound besides: above `SLAB_BYTES` of
 intermediate values, the operation runs slab by slab along its longest axis.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from jax import Array, lax
 
@@ -27,6 +29,7 @@ from . import products
 AXES = products.AXES
 CANDIDATES: tuple[tuple[int, ...], ...] = ((0, 1), (0,), (0, 1, 2), ())
 COPY_WEIGHT = 2
+PRODUCT_COST = 4096
 SLAB_BYTES = 24 * 2**20
 
 
@@ -130,6 +133,19 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
 
+class Traffic(NamedTuple):
+    """What a candidate moves: elements copied, elements of the products, and how many products there are."""
+
+    copied: int
+    produced: int
+    products: int
+
+    @property
+    def cost(self) -> int:
+        """In elements."""
+        return COPY_WEIGHT * self.copied + self.produced + PRODUCT_COST * self.products
+
+
 @lru_cache(maxsize=4096)
 def plan_correlate(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsize: int) -> Plan:
     """The plan of y = correlate(x, filters)."""
@@ -139,8 +155,8 @@ def plan_correlate(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsi
         if len(summed) == 3 and max(geometry.stride) > 1:
             patches += batch * c_in * prod(geometry.size)  # each phase is a copy that nothing else absorbs
         sizes = [-(-geometry.size[a] // geometry.stride[a]) if a in summed else geometry.out[a] for a in AXES]
-        products_ = batch * c_out * prod(sizes) * prod(geometry.kernel[a] for a in summed)
-        traffic[summed] = (patches, products_)
+        produced = batch * c_out * prod(sizes) * prod(geometry.kernel[a] for a in summed)
+        traffic[summed] = Traffic(patches, produced, _phases(geometry, summed))
     return _least(traffic, geometry.out, itemsize)
 
 
@@ -156,8 +172,9 @@ def plan_spread(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsize:
                 sizes[axis] = per_phase[axis]
                 taps *= geometry.kernel[axis]
                 patches += batch * c_out * taps * prod(sizes) if geometry.kernel[axis] > 1 else 0
-        columns = prod(geometry.kernel[a] if a in summed else min(geometry.stride[a], geometry.kernel[a]) for a in AXES)
-        traffic[summed] = (patches, batch * c_in * columns * prod(sizes))
+        stacked = [a for a in AXES if a not in summed]
+        columns = prod(geometry.kernel[a] for a in summed) * _phases(geometry, stacked)
+        traffic[summed] = Traffic(patches, batch * c_in * columns * prod(sizes), _phases(geometry, stacked))
     return _least(traffic, triple(per_phase), itemsize)
 
 
@@ -172,7 +189,7 @@ def plan_filter_gradient(geometry: Geometry, batch: int, c_in: int, c_out: int, 
                 sizes[axis] = -(-geometry.size[axis] // geometry.stride[axis])
                 taps *= geometry.kernel[axis]
                 copies += batch * c_out * taps * prod(sizes) if geometry.kernel[axis] > 1 else 0
-        traffic[summed] = (_patches(geometry, summed, batch * c_in) + copies, 0)
+        traffic[summed] = Traffic(_patches(geometry, summed, batch * c_in) + copies, 0, _phases(geometry, summed))
     # Where traffic ties, copies of few axes of dy make the squarer product.
     order = sorted(CANDIDATES, key=lambda summed: (len(summed) != 1, len(summed)))
     return _least({summed: traffic[summed] for summed in order}, geometry.out, itemsize)
@@ -189,9 +206,14 @@ def _patches(geometry: Geometry, summed: tuple[int, ...], rows: int) -> int:
     return total
 
 
-def _least(traffic: dict[tuple[int, ...], tuple[int, int]], lengths: Triple, itemsize: int) -> Plan:
-    summed = min(traffic, key=lambda s: COPY_WEIGHT * traffic[s][0] + traffic[s][1])
-    workspace = sum(traffic[summed])
+def _phases(geometry: Geometry, axes: Sequence[int]) -> int:
+    """Combinations of phases on the given axes: each is a product of its own."""
+    return prod(len(geometry.taps_by_phase(a)) for a in axes)
+
+
+def _least(traffic: dict[tuple[int, ...], Traffic], lengths: Triple, itemsize: int) -> Plan:
+    summed = min(traffic, key=lambda s: traffic[s].cost)
+    workspace = traffic[summed].copied + traffic[summed].produced
     axis = max(AXES, key=lambda a: (lengths[a], -a))
     # Below two rows a slab would mostly recompute the border that it shares with its neighbours.
     slabs = max(1, min(-(-workspace * itemsize // SLAB_BYTES), lengths[axis] // 2))
