@@ -26,7 +26,7 @@ avg_pooling_3d_p = Primitive("avg_pooling_3d")
 avg_pooling_3d_backward_p = Primitive("avg_pooling_3d_backward")
 PRIMITIVES = (conv3d_p, conv3d_transpose_p, conv3d_bwd_p, avg_pooling_3d_p, avg_pooling_3d_backward_p)
 
-Wanted = tuple[bool, bool, bool]  # dx, dw, db
+Flags = tuple[bool, bool, bool]  # dx, dw, db
 
 
 # ---- binding ---------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def bind_conv3d_transpose(spec: ConvTranspose3dSpec, x: Array, filters: Array, b
 
 
 def bind_conv3d_bwd(
-    spec: Conv3dSpec, wanted: Wanted, dy: Array, x: Array | None = None, filters: Array | None = None
+    spec: Conv3dSpec, wanted: Flags, dy: Array, x: Array | None = None, filters: Array | None = None
 ) -> tuple[Array | None, Array | None, Array | None]:
     """(dx, dw, db), None where not wanted; x is needed for dw alone, the filters for dx alone."""
     operands = [dy, *([x] if wanted[1] else []), *([filters] if wanted[0] else [])]

@@ -19,8 +19,8 @@ from jax.interpreters import ad
 from . import _lax, _options
 from ._autodiff import align_varying, is_symbolic_zero, split
 from ._primitive import (
+    Flags,
     Rules,
-    Wanted,
     add,
     bind_bias_gradient,
     bind_conv3d,
@@ -117,7 +117,7 @@ def conv3d_bwd(
 
 
 @cache
-def _differentiable(spec: Conv3dSpec, wanted: Wanted) -> Callable[..., tuple[Array, ...]]:
+def _differentiable(spec: Conv3dSpec, wanted: Flags) -> Callable[..., tuple[Array, ...]]:
     def conv3d_bwd(*operands):
         return tuple(conv3d_bwd_p.bind(*operands, spec=spec, wanted=wanted))
 
@@ -140,18 +140,18 @@ def _differentiable(spec: Conv3dSpec, wanted: Wanted) -> Callable[..., tuple[Arr
     return with_vjp
 
 
-def _by_role(wanted: Wanted, values: Sequence, absent: Any = None) -> tuple:
+def _by_role(wanted: Flags, values: Sequence, absent: Any = None) -> tuple:
     """Values in the order of the operands -> (of dy, of x, of filters), `absent` for an operand that is not there."""
     rest = iter(values)
     return next(rest), next(rest) if wanted[1] else absent, next(rest) if wanted[0] else absent
 
 
-def _of_operands(wanted: Wanted, values: Sequence) -> list:
+def _of_operands(wanted: Flags, values: Sequence) -> list:
     """The inverse of `_by_role`."""
     return [values[0], *([values[1]] if wanted[1] else []), *([values[2]] if wanted[0] else [])]
 
 
-def _by_flag(wanted: Wanted, values: Sequence) -> list:
+def _by_flag(wanted: Flags, values: Sequence) -> list:
     """Values in the order of the results -> (of dx, of dw, of db), None for a result that is not there."""
     rest = iter(values)
     return [next(rest) if flag else None for flag in wanted]
@@ -181,7 +181,7 @@ def _pullback(spec: Conv3dSpec, needs: Sequence[bool], cts: Sequence[Array | Non
 # ---- rules of conv3d_bwd_p -------------------------------------------------------------------------------------------
 
 
-def _body(formulations, *operands, spec: Conv3dSpec, wanted: Wanted):
+def _body(formulations, *operands, spec: Conv3dSpec, wanted: Flags):
     dy, x, filters = _by_role(wanted, operands)
     results = []
     if wanted[0]:
@@ -193,14 +193,14 @@ def _body(formulations, *operands, spec: Conv3dSpec, wanted: Wanted):
     return results
 
 
-def _jvp(primals, tangents, *, spec: Conv3dSpec, wanted: Wanted):
+def _jvp(primals, tangents, *, spec: Conv3dSpec, wanted: Flags):
     results = conv3d_bwd_p.bind(*primals, spec=spec, wanted=wanted)
     dy, x, filters = _by_role(wanted, primals)
-    d_dy, d_x, d_filters = _by_role(wanted, tangents, absent=_ABSENT)
+    d_dy, d_x, d_filters = _by_role(wanted, [None if is_zero(t) else t for t in tangents])
     moved: list[Array | None] = [None, None, None]
-    if not is_zero(d_dy):
+    if d_dy is not None:
         moved = list(bind_conv3d_bwd(spec, wanted, d_dy, x, filters))
-    through_others = (not is_zero(d_filters), not is_zero(d_x), False)  # dx moves with the filters, dw with x
+    through_others = (d_filters is not None, d_x is not None, False)  # dx moves with the filters, dw with x
     if any(through_others):
         others = bind_conv3d_bwd(spec, through_others, dy, d_x, d_filters)
         moved = [add(a, b) for a, b in zip(moved, others, strict=True)]
@@ -208,10 +208,7 @@ def _jvp(primals, tangents, *, spec: Conv3dSpec, wanted: Wanted):
     return results, [zero_like(r) if m is None else m for r, m in zip(results, present, strict=True)]
 
 
-_ABSENT = ad.Zero(jax.core.ShapedArray((), jnp.float32))  # the tangent of an operand that is not there
-
-
-def _transpose(cts, *operands, spec: Conv3dSpec, wanted: Wanted):
+def _transpose(cts, *operands, spec: Conv3dSpec, wanted: Flags):
     dy, x, filters = _by_role(wanted, operands)
     needs = [ad.is_undefined_primal(operand) for operand in (dy, x, filters)]
     dy_type = dy.aval if needs[0] else dy
@@ -219,7 +216,7 @@ def _transpose(cts, *operands, spec: Conv3dSpec, wanted: Wanted):
     return _of_operands(wanted, _pullback(spec, needs, _by_flag(wanted, given), dy_type, dy, x, filters))
 
 
-def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Wanted):
+def _batch(operands, dims, *, spec: Conv3dSpec, wanted: Flags):
     """Each gradient takes its own way: folded where it can be, together in one loop over examples where not.
 
     A gradient of unmapped operands is computed once, yet returned as mapped: JAX 0.10.2 counts the cotangent of an unmapped

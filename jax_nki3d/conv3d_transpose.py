@@ -12,8 +12,8 @@ from . import _bilinear, _lax, _options
 from ._activation import ActFnType
 from ._autodiff import align_varying
 from ._primitive import (
+    Flags,
     Rules,
-    Wanted,
     bind_conv3d,
     bind_conv3d_transpose,
     bind_filter_gradient,
@@ -106,7 +106,7 @@ def conv3d_transpose(
     return from_canonical(y, data_format)
 
 
-def _pullback(spec: ConvTranspose3dSpec, wanted: Wanted, ct: Array, x: Any, filters: Any):
+def _pullback(spec: ConvTranspose3dSpec, wanted: Flags, ct: Array, x: Any, filters: Any):
     """The transposed convolution is the adjoint of a convolution: dx is that convolution of ct, and the filters' gradient is
     that convolution's, with x in the role of its output's gradient and ct in that of its input."""
     adjoint = spec.adjoint()
