@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv test lint types doctest demo bench bench-torch check clean
+.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -20,6 +20,20 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED) ## the test suite, one process per core
 	$(BIN)/python -m pytest --numprocesses=auto
+
+# The core of the suite on the oldest JAX that is supported, without Flax, which needs a newer one.
+OLDEST_JAX := 0.7.2
+OLDEST_TESTS := $(addprefix tests/test_,cases.py lowering.py options.py plan.py transformations.py wanted_gradients.py)
+
+test-oldest: $(VENV)-oldest/.installed ## the core of the test suite on the oldest JAX
+	$(VENV)-oldest/bin/python -m pytest --numprocesses=auto $(OLDEST_TESTS)
+
+$(VENV)-oldest/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-oldest
+	grep -v '^jax' constraints.txt > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable . \
+		'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)' chex flatbuffers hypothesis pytest pytest-xdist
+	@touch $@
 
 lint: $(INSTALLED) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -43,4 +57,4 @@ bench-torch: $(INSTALLED) ## install torch for the comparison
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
