@@ -11,7 +11,7 @@ from operations import ROWS
 
 class VariantsTest(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
-    @parameterized.parameters(*((row,) for row in ROWS))
+    @parameterized.named_parameters(*((row.name, row) for row in ROWS))
     def test_values_and_gradients(self, row):
         operands = row.operands(np.random.default_rng(7), "float32")
         argnums = tuple(range(len(operands)))
