@@ -6,6 +6,7 @@ import enum
 import math
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from ._precision import widen
@@ -43,7 +44,11 @@ def apply_activation(activation: ActFnType | None, x: Array) -> Array:
     """The activation, differentiable; evaluated in float32 or wider and rounded once to the dtype of x."""
     if activation is None:
         return x
-    return _formula(activation, widen(x)).astype(x.dtype)
+    wide = widen(x)
+    if activation is not ActFnType.ReLU:
+        # All of them vanish long before; where a 16-bit x has overflowed to -inf, they would give -inf * 0.
+        wide = jnp.maximum(wide, -1e4)
+    return _formula(activation, wide).astype(x.dtype)
 
 
 def _formula(activation: ActFnType, x: Array) -> Array:

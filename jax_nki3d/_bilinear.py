@@ -87,9 +87,14 @@ def jvp(bind: Bind):
 
 
 def transpose(pullback: Pullback):
-    """Cotangents of the undefined operands; only ever asked of a spec without activation, which `jvp` leaves behind."""
+    """Cotangents of the undefined operands. `jvp` leaves no activation behind; `jax.linear_transpose` may still meet one."""
 
     def rule(cts, x, filters, *bias, spec):
+        if spec.activation is not None:
+            raise NotImplementedError(
+                f"jax_nki3d: a convolution with activation_fn {spec.activation.name} is not linear and has no transpose. "
+                "Use jax.vjp, or leave `activation_fn` out."
+            )
         flags = [ad.is_undefined_primal(operand) for operand in (x, filters, *bias)]
         if is_zero(cts[0]):
             return [None] * len(flags)

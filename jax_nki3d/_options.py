@@ -31,7 +31,7 @@ def options(*, implementation: str | None = None, forward_mode: bool | None = No
 
     An option that is not given, or None, keeps the value of the surrounding block; an argument of a call wins over both.
     The choice is taken where the operation is called (traced): a gradient uses what its forward pass used. Blocks belong to
-    one thread.
+    one thread; do not await or yield inside one, since other tasks of the thread would see its options.
 
     Args:
         implementation: "lax", "nki" or "simulate"; see `conv3d`.

@@ -11,7 +11,7 @@ import jax
 from jax.extend import core as jex_core
 
 from . import _neuron
-from ._lax import plan
+from ._lax import blocks, plan
 from ._primitive import PRIMITIVES
 from ._spec import AvgPooling3dSpec, Conv3dSpec, ConvTranspose3dSpec
 
@@ -78,7 +78,7 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
         >>> print(report)
         Platform cpu:
         operation         count  operands                         implementation  formulation
-        conv3d_transpose  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             stack none, sum DHW
+        conv3d_transpose  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             one product per block
     """
     platform = jax.default_backend() if platform is None else platform
     closed = jax.make_jaxpr(lambda a, k: function(*a, **k))(args, kwargs)
@@ -124,7 +124,9 @@ def _implementation(name: str, params: dict, platform: str) -> str:
 
 def _formulation(name: str, avals: list, params: dict) -> str:
     """What `_lax` does with it on CPU."""
-    spec, batch, itemsize = params["spec"], avals[0].shape[0], max(4, avals[0].dtype.itemsize)
+    spec, batch, itemsize = params["spec"], plan.known_batch(avals[0]), max(4, avals[0].dtype.itemsize)
+    if not isinstance(spec, AvgPooling3dSpec) and blocks.applies(spec.geometry):
+        return "one product per block"
     match spec:
         case AvgPooling3dSpec():
             return "sums per axis"

@@ -420,7 +420,12 @@ def _check_array(operation: str, name: str, value, rank: int, layout: str) -> Sh
 
 
 def _check_sizes(operation: str, name: str, sizes: Sequence[int]) -> None:
-    """Every size but the batch must be positive."""
+    """Every size but the batch must be a positive int; the batch may also be a symbol of `jax.export`."""
+    if not all(isinstance(n, int) for n in sizes):
+        raise NotImplementedError(
+            f"{operation}: every size of `{name}` except the batch must be known, got {_sizes(sizes)} (batch left out). "
+            "Leave only the batch symbolic, and export once for each size of the volume."
+        )
     if any(n < 1 for n in sizes):
         raise ValueError(
             f"{operation}: every size of `{name}` except the batch must be at least 1, got {_sizes(sizes)} (batch left out). "

@@ -4,11 +4,15 @@
 
 Which axes are stacked and which are summed changes nothing but the memory that passes by, so the choice is the least traffic:
 
-    2 * (elements copied into patches) + (elements of the products before they are summed) + 4096 * (number of products)
+    2 * (elements copied into patches) + (elements of the products before they are summed) + 4096 * (products) + 256 * (slices)
 
 over the candidates: sum no axis, D, D and H, or all three. Copies weigh double, since they run along W in short rows. Few input
 channels favour patches, few output channels sums; a kernel as large as its stride needs neither; small volumes want few
-products. The constants and the candidates come from measurements on x86 (docs/performance.md); `python -m benchmarks.formulations` repeats them.
+products. The program must also be compiled: where the choice has more than `MAX_SLICES` slices (kernels of 12 and more at
+strides of 8 and more), plain lax runs. The constants and the candidates come from measurements on x86
+(docs/performance.md); `python -m benchmarks.formulations` repeats them.
+
+Windows that share no element need no choice: `blocks.py` takes them.
 
 What does not fit in the caches costs more than it computes, and memory without bound besides: above `SLAB_BYTES` of
 intermediate values, the operation runs slab by slab along its longest axis.
@@ -24,12 +28,14 @@ from jax import Array, lax
 
 from .._geometry import Geometry, Triple, effective_kernel, triple
 from .._precision import widen
-from . import products
+from . import blocks, native, products
 
 AXES = products.AXES
 CANDIDATES: tuple[tuple[int, ...], ...] = ((0, 1), (0,), (0, 1, 2), ())
 COPY_WEIGHT = 2
 PRODUCT_COST = 4096
+SLICE_COST = 256
+MAX_SLICES = 2048
 SLAB_BYTES = 24 * 2**20
 
 
@@ -39,17 +45,21 @@ class Plan:
 
     Attributes:
         summed: the axes whose taps are summed after the product; the others are stacked before it.
+        native: whether plain lax runs, because the program would grow too long.
         slab_axis: the axis that is cut.
         slabs: the number of slabs; 1 for all at once.
         workspace: intermediate elements of the whole operation.
     """
 
     summed: tuple[int, ...]
+    native: bool
     slab_axis: int
     slabs: int
     workspace: int
 
     def __str__(self) -> str:
+        if self.native:
+            return "lax convolution"
         names = ["DHW"[a] for a in AXES]
         stacked = "".join(names[a] for a in AXES if a not in self.summed) or "none"
         slabs = f", {self.slabs} slabs along {names[self.slab_axis]}" if self.slabs > 1 else ""
@@ -59,9 +69,13 @@ class Plan:
 def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
     """`products.correlate` as planned."""
     x, filters = widen(x), widen(filters)
-    if x.shape[0] == 0:
+    if is_empty(x):
         return _empty(x, (0, filters.shape[4], *geometry.out))
-    plan = plan_correlate(geometry, x.shape[0], x.shape[1], filters.shape[4], x.dtype.itemsize)
+    if blocks.applies(geometry):
+        return blocks.correlate(x, filters, geometry)
+    plan = plan_correlate(geometry, known_batch(x), x.shape[1], filters.shape[4], x.dtype.itemsize)
+    if plan.native:
+        return native.correlate(x, filters, geometry)
     if plan.slabs == 1:
         return products.correlate(x, filters, geometry, plan.summed)
     axis, length = plan.slab_axis, _slab_length(geometry.out[plan.slab_axis], plan.slabs)
@@ -80,9 +94,13 @@ def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
 def spread(dy: Array, filters: Array, geometry: Geometry) -> Array:
     """`products.spread` as planned."""
     dy, filters = widen(dy), widen(filters)
-    if dy.shape[0] == 0:
+    if is_empty(dy):
         return _empty(dy, (0, filters.shape[3], *geometry.size))
-    plan = plan_spread(geometry, dy.shape[0], filters.shape[3], dy.shape[1], dy.dtype.itemsize)
+    if blocks.applies(geometry):
+        return blocks.spread(dy, filters, geometry)
+    plan = plan_spread(geometry, known_batch(dy), filters.shape[3], dy.shape[1], dy.dtype.itemsize)
+    if plan.native:
+        return native.spread(dy, filters, geometry)
     if plan.slabs == 1:
         return products.spread(dy, filters, geometry, plan.summed)
     # A slab is a run of whole strides of the output: elements of dy from its first position minus the largest shift
@@ -113,9 +131,13 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
     """`products.filter_gradient` as planned; slabs add up."""
     x, dy = widen(x), widen(dy)
     shape = (*geometry.kernel, x.shape[1], dy.shape[1])
-    if x.shape[0] == 0:
+    if is_empty(x):
         return _empty(x, shape)
-    plan = plan_filter_gradient(geometry, x.shape[0], x.shape[1], dy.shape[1], x.dtype.itemsize)
+    if blocks.applies(geometry):
+        return blocks.filter_gradient(x, dy, geometry)
+    plan = plan_filter_gradient(geometry, known_batch(x), x.shape[1], dy.shape[1], x.dtype.itemsize)
+    if plan.native:
+        return native.filter_gradient(x, dy, geometry)
     if plan.slabs == 1:
         return products.filter_gradient(x, dy, geometry, plan.summed)
     axis, length = plan.slab_axis, _slab_length(geometry.out[plan.slab_axis], plan.slabs)
@@ -130,20 +152,32 @@ def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
     return lax.fori_loop(0, plan.slabs, slab, _empty(x, shape))
 
 
+def known_batch(x: Array) -> int:
+    """The batch to plan for: 1 if it is a symbol, which `jax.export` can leave open."""
+    return x.shape[0] if isinstance(x.shape[0], int) else 1
+
+
+def is_empty(x: Array) -> bool:
+    """Whether the batch is known to be empty."""
+    return isinstance(x.shape[0], int) and x.shape[0] == 0
+
+
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
 
 class Traffic(NamedTuple):
-    """What a candidate moves: elements copied, elements of the products, and how many products there are."""
+    """What a candidate moves: elements copied, elements of the products, and how many products and slices there are."""
 
     copied: int
     produced: int
     products: int
+    slices: int
 
     @property
     def cost(self) -> int:
         """In elements."""
-        return COPY_WEIGHT * self.copied + self.produced + PRODUCT_COST * self.products
+        calls = PRODUCT_COST * self.products + SLICE_COST * self.slices
+        return COPY_WEIGHT * self.copied + self.produced + calls
 
 
 @lru_cache(maxsize=4096)
@@ -155,8 +189,10 @@ def plan_correlate(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsi
         if len(summed) == 3 and max(geometry.stride) > 1:
             patches += batch * c_in * prod(geometry.size)  # each phase is a copy that nothing else absorbs
         sizes = [-(-geometry.size[a] // geometry.stride[a]) if a in summed else geometry.out[a] for a in AXES]
-        produced = batch * c_out * prod(sizes) * prod(geometry.kernel[a] for a in summed)
-        traffic[summed] = Traffic(patches, produced, _phases(geometry, summed))
+        produced = batch * c_out * prod(sizes) * prod(_kernels(geometry, summed))
+        phases = _phases(geometry, summed)
+        slices = phases * sum(_kernels(geometry, stacked_axes(summed))) + prod(_kernels(geometry, summed))
+        traffic[summed] = Traffic(patches, produced, phases, slices)
     return _least(traffic, geometry.out, itemsize)
 
 
@@ -172,9 +208,10 @@ def plan_spread(geometry: Geometry, batch: int, c_in: int, c_out: int, itemsize:
                 sizes[axis] = per_phase[axis]
                 taps *= geometry.kernel[axis]
                 patches += batch * c_out * taps * prod(sizes) if geometry.kernel[axis] > 1 else 0
-        stacked = [a for a in AXES if a not in summed]
-        columns = prod(geometry.kernel[a] for a in summed) * _phases(geometry, stacked)
-        traffic[summed] = Traffic(patches, batch * c_in * columns * prod(sizes), _phases(geometry, stacked))
+        phases = _phases(geometry, stacked_axes(summed))
+        columns = prod(_kernels(geometry, summed)) * phases
+        slices = columns + phases * sum(_kernels(geometry, stacked_axes(summed))) + prod(geometry.stride)
+        traffic[summed] = Traffic(patches, batch * c_in * columns * prod(sizes), phases, slices)
     return _least(traffic, triple(per_phase), itemsize)
 
 
@@ -189,7 +226,9 @@ def plan_filter_gradient(geometry: Geometry, batch: int, c_in: int, c_out: int, 
                 sizes[axis] = -(-geometry.size[axis] // geometry.stride[axis])
                 taps *= geometry.kernel[axis]
                 copies += batch * c_out * taps * prod(sizes) if geometry.kernel[axis] > 1 else 0
-        traffic[summed] = Traffic(_patches(geometry, summed, batch * c_in) + copies, 0, _phases(geometry, summed))
+        phases = _phases(geometry, summed)
+        slices = phases * sum(geometry.kernel) + prod(_kernels(geometry, summed))
+        traffic[summed] = Traffic(_patches(geometry, summed, batch * c_in) + copies, 0, phases, slices)
     # Where traffic ties, copies of few axes of dy make the squarer product.
     order = sorted(CANDIDATES, key=lambda summed: (len(summed) != 1, len(summed)))
     return _least({summed: traffic[summed] for summed in order}, geometry.out, itemsize)
@@ -206,6 +245,15 @@ def _patches(geometry: Geometry, summed: tuple[int, ...], rows: int) -> int:
     return total
 
 
+def stacked_axes(summed: Sequence[int]) -> list[int]:
+    """The axes that are not summed."""
+    return [a for a in AXES if a not in summed]
+
+
+def _kernels(geometry: Geometry, axes: Sequence[int]) -> list[int]:
+    return [geometry.kernel[a] for a in axes]
+
+
 def _phases(geometry: Geometry, axes: Sequence[int]) -> int:
     """Combinations of phases on the given axes: each is a product of its own."""
     return prod(len(geometry.taps_by_phase(a)) for a in axes)
@@ -219,7 +267,7 @@ def _least(traffic: dict[tuple[int, ...], Traffic], lengths: Triple, itemsize: i
     slabs = max(1, min(-(-workspace * itemsize // SLAB_BYTES), lengths[axis] // 2))
     # Rounding up the rows of a slab may leave the last ones empty.
     slabs = -(-lengths[axis] // _slab_length(lengths[axis], slabs))
-    return Plan(summed, axis, slabs, workspace)
+    return Plan(summed, traffic[summed].slices > MAX_SLICES, axis, slabs, workspace)
 
 
 # ---- slabs -----------------------------------------------------------------------------------------------------------
