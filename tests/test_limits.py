@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from jax import export
 from operations import ROWS
 
 import jax_nki3d
@@ -93,7 +94,7 @@ def test_a_program_that_would_grow_too_long_is_lax(row, rng, monkeypatch):
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name != "avg_pooling_3d_backward"], ids=lambda row: row.name)
 def test_export_with_an_open_batch(row, rng):
     """One exported program for all batches, with its gradients."""
-    (symbol,) = jax.export.symbolic_shape("batch")
+    (symbol,) = export.symbolic_shape("batch")
     operands = row.operands(rng, "float32")
     types = [
         jax.ShapeDtypeStruct((symbol, *o.shape[1:]) if i in row.batched else o.shape, o.dtype) for i, o in enumerate(operands)
@@ -103,7 +104,7 @@ def test_export_with_an_open_batch(row, rng):
     def loss(function, *operands):
         return sum((y**2).sum() for y in jax.tree.leaves(function(*operands)))
 
-    exported = jax.export.export(jax.jit(jax.grad(partial(loss, row.function), argnums)))(*types)
+    exported = export.export(jax.jit(jax.grad(partial(loss, row.function), argnums)))(*types)
     for batch in (1, 3):
         some = row.operands(rng, "float32", batch=batch)
         chex.assert_trees_all_close(
@@ -112,12 +113,12 @@ def test_export_with_an_open_batch(row, rng):
 
 
 def test_an_open_volume_is_refused_in_our_words():
-    (symbol,) = jax.export.symbolic_shape("depth")
+    (symbol,) = export.symbolic_shape("depth")
     x = jax.ShapeDtypeStruct((1, 2, symbol, 8, 8), np.float32)
     with pytest.raises(
         NotImplementedError, match=r"conv3d: every size of `x_in` except the batch .*depth.* Leave only the batch"
     ):
-        jax.export.export(jax.jit(lambda x: jax_nki3d.conv3d(x, np.ones((1, 1, 1, 2, 2), np.float32))))(x)
+        export.export(jax.jit(lambda x: jax_nki3d.conv3d(x, np.ones((1, 1, 1, 2, 2), np.float32))))(x)
 
 
 @pytest.mark.parametrize("activation", ["SiLU", "GELU", "GELU_Tanh_Approx", "Swish", "ReLU"])

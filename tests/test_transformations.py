@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from operations import ROWS, Row
@@ -85,15 +86,15 @@ def test_donated_operands(row, rng):
 def test_export_round_trip(row, rng):
     operands = operands_of(row, rng)
     grad = jax.grad(scalar(row.function), argnums=tuple(range(len(operands))))
-    exported = jax.export.export(jax.jit(grad))(*operands)
-    restored = jax.export.deserialize(exported.serialize())
+    exported = export.export(jax.jit(grad))(*operands)
+    restored = export.deserialize(exported.serialize())
     assert_equal(restored.call(*operands), jax.grad(scalar(row.reference), argnums=tuple(range(len(operands))))(*operands))
 
 
 @every_operation
 def test_export_for_several_platforms(row, rng):
     operands = operands_of(row, rng)
-    exported = jax.export.export(jax.jit(row.function), platforms=["cpu", "cuda"])(*operands)
+    exported = export.export(jax.jit(row.function), platforms=["cpu", "cuda"])(*operands)
     assert_equal(exported.call(*operands), row.reference(*operands))
 
 
