@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-for needed in ("nibabel", "nilearn", "matplotlib", "optax"):
-    pytest.importorskip(needed)
-
 
 def rngs():
     return nnx.Rngs(jax.random.key(0, impl="rbg"))  # compiles faster
