@@ -14,6 +14,7 @@ import numpy as np
 
 from .machine import Machine
 from .memory import Memory
+from .objects import NkiInstruction
 
 if TYPE_CHECKING:
     from .group import Group
@@ -76,7 +77,7 @@ class Core:
 
     def issue(
         self, name: str, engine: str, cycles: float, writes: tuple[NkiTensor | None, ...], reads: tuple[NkiTensor | None, ...]
-    ) -> None:
+    ) -> NkiInstruction:
         """Account one instruction of an engine, and note what it touches."""
         self.counts[engine] += 1
         if engine != "sync":
@@ -87,6 +88,7 @@ class Core:
             start = max(self._free_at[engine], self._ready(writes, reads))
             self._free_at[engine] = start + us
             self._note(name, engine, cycles, us, start, writes, reads)
+        return NkiInstruction(self.memory.now - 1)
 
     def issue_dma(
         self,
@@ -96,7 +98,7 @@ class Core:
         moved: int,
         descriptors: int,
         engines: int,
-    ) -> None:
+    ) -> NkiInstruction:
         """Account one DMA: `moved` bytes in `descriptors` contiguous pieces over `engines` DMA engines."""
         machine = self.machine
         self.counts["dma"] += 1
@@ -111,6 +113,7 @@ class Core:
             start = max(self._queues[queue], self._ready(writes, reads))
             self._queues[queue] = start + alone
             self._note(name, "dma", 0.0, alone, start, writes, reads, moved)
+        return NkiInstruction(self.memory.now - 1)
 
     def _touch(self, writes: tuple[NkiTensor | None, ...], reads: tuple[NkiTensor | None, ...]) -> None:
         memory = self.memory

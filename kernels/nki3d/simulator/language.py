@@ -15,6 +15,7 @@ import numpy as np
 
 from . import compute as _compute
 from . import isa as _isa
+from .access import scalar_value
 from .core import active, current
 from .dtypes import canonical, fill_poison, numpy_dtype
 from .errors import broken
@@ -22,7 +23,7 @@ from .machine import Machine, machine_of
 from .memory import Storage
 from .objects import DynamicSlice, MemoryRegion, NKIObject, VirtualRegister
 from .operators import FUNCTIONS, average, bypass, prelu
-from .tensor import NkiTensor, scalar_value
+from .tensor import NkiTensor
 
 DType = str
 

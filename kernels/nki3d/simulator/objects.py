@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["DynamicSlice", "MemoryRegion", "NKIObject", "VirtualRegister"]
+__all__ = ["DynamicSlice", "MemoryRegion", "NKIObject", "NkiInstruction", "VirtualRegister"]
 
 
 class MemoryRegion(Enum):
@@ -101,3 +101,28 @@ class VirtualRegister(NKIObject):
 
     def __repr__(self) -> str:
         return f"VirtualRegister({self._value})"
+
+
+class NkiInstruction(NKIObject):
+    """What an instruction returns: a handle to say that it must run after others. Instructions run in order here, so that it always does."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """This instruction runs after each of `producers`; returns itself.
+
+        Raises:
+            ValueError: a producer comes later in the kernel.
+        """
+        for producer in producers:
+            if producer.handle >= self.handle:
+                raise ValueError(
+                    f"instruction {self.handle} cannot depend on instruction {producer.handle}, which is not issued before it."
+                )
+        return self
+
+    def __repr__(self) -> str:
+        return f"NkiInstruction({self.handle})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import NkiValidationError
-from ..objects import VirtualRegister
+from ..objects import NkiInstruction, VirtualRegister
 from .activation import activate2, activation, activation_reduce
 from .cores import (
     core_barrier,
@@ -62,6 +62,7 @@ gpsimd_engine = engine.gpsimd
 unknown_engine = engine.unknown
 
 __all__ = [
+    "NkiInstruction",
     "NkiValidationError",
     "VirtualRegister",
     "activate2",

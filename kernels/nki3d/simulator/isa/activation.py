@@ -11,6 +11,7 @@ import numpy as np
 from ..alu import OPERATORS, activation_of, name_of
 from ..core import Core, current
 from ..errors import broken
+from ..objects import NkiInstruction
 from ..tensor import NkiTensor
 from .common import destination, free, operand, same_size, store, vector
 from .enums import reduce_cmd as reduce_cmds
@@ -29,7 +30,7 @@ def activation(
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmds = reduce_cmds.idle,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = op(data * scale + bias) in float32; optionally its sum over the free dimensions into the engine's 128 registers.
 
     Args:
@@ -47,7 +48,7 @@ def activation(
         NkiValidationError: a broken limit of the machine.
     """
     core = current("activation")
-    _activate(core, "activation", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
+    return _activate(core, "activation", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
 def activation_reduce(
@@ -59,7 +60,7 @@ def activation_reduce(
     bias: Any = None,
     scale: Any = 1.0,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """`activation` with reduce_cmd.reset_reduce: dst = op(data * scale + bias), and its sum in `reduce_res` [P, 1].
 
     Args:
@@ -76,7 +77,7 @@ def activation_reduce(
         NkiValidationError: a broken limit of the machine.
     """
     core = current("activation_reduce")
-    _activate(core, "activation_reduce", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmds.reset_reduce)
+    return _activate(core, "activation_reduce", dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmds.reset_reduce)
 
 
 def _activate(
@@ -90,7 +91,7 @@ def _activate(
     reduce_op: Any,
     reduce_res: NkiTensor | None,
     command: reduce_cmds,
-) -> None:
+) -> NkiInstruction:
     destination(core, where, "dst", dst)
     operand(core, where, "data", data)
     same_size(where, dst, data=data)
@@ -110,7 +111,7 @@ def _activate(
     values = np.asarray(function(values), np.float32)
     store(dst, values)
     _reduce(core, where, "add", command, values, data, reduce_res)
-    _issue(core, where, dst, data, reduce_res, scale, bias)
+    return _issue(core, where, dst, data, reduce_res, scale, bias)
 
 
 def _bias(core: Core, where: str, bias: Any, data: NkiTensor) -> Any:
@@ -142,9 +143,11 @@ def _reduce(
         store(result, registers[lanes])
 
 
-def _issue(core: Core, where: str, dst: NkiTensor, data: NkiTensor, result: NkiTensor | None, *others: Any) -> None:
+def _issue(core: Core, where: str, dst: NkiTensor, data: NkiTensor, result: NkiTensor | None, *others: Any) -> NkiInstruction:
     cycles = free(core, data.free_size) + (core.machine.accumulator_read_cycles if result is not None else 0)
-    core.issue(where, "scalar", cycles, (dst, result), (data, *(t if isinstance(t, NkiTensor) else None for t in others)))
+    return core.issue(
+        where, "scalar", cycles, (dst, result), (data, *(t if isinstance(t, NkiTensor) else None for t in others))
+    )
 
 
 _PAIRS = {
@@ -172,7 +175,7 @@ def activate2(
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmds = reduce_cmds.idle,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = op((data <op0> imm0) <op1> imm1) with any of six operator pairs; optionally a reduction of it (trn3 only).
 
     Args:
@@ -226,4 +229,4 @@ def activate2(
     values = np.asarray(values, np.float32)
     store(dst, values)
     _reduce(core, "activate2", reducer or "add", reduce_cmd, values, data, reduce_res)
-    _issue(core, "activate2", dst, data, reduce_res, imm0, imm1, relu_param)
+    return _issue(core, "activate2", dst, data, reduce_res, imm0, imm1, relu_param)

@@ -12,7 +12,7 @@ from ..core import Core, active, current
 from ..dtypes import numpy_dtype
 from ..errors import broken
 from ..machine import machine_of
-from ..objects import MemoryRegion, VirtualRegister
+from ..objects import MemoryRegion, NkiInstruction, VirtualRegister
 from ..tensor import NkiTensor
 from .common import SBUF, check_tile
 from .dma import pieces
@@ -54,7 +54,7 @@ def _two_cores(instruction: str) -> Core:
     return core
 
 
-def core_barrier(data: NkiTensor, cores: Any, engine: engines = engines.gpsimd, name: str | None = None) -> None:
+def core_barrier(data: NkiTensor, cores: Any, engine: engines = engines.gpsimd, name: str | None = None) -> NkiInstruction:
     """Wait until both cores have come here.
 
     Args:
@@ -76,7 +76,7 @@ def core_barrier(data: NkiTensor, cores: Any, engine: engines = engines.gpsimd, 
         raise broken("core_barrier", "engine", repr(engine), "is no engine that can wait")
     assert core.group is not None
     core.group.meet(core.program_id, "core_barrier")
-    core.issue("core_barrier", waiting, core.machine.barrier_cycles, (), ())
+    return core.issue("core_barrier", waiting, core.machine.barrier_cycles, (), ())
 
 
 def sendrecv(
@@ -87,7 +87,7 @@ def sendrecv(
     pipe_id: int,
     dma_engine: dma_engines = dma_engines.dma,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """Send `src` to the other core's `dst` and receive its `src` here.
 
     Args:
@@ -128,7 +128,7 @@ def sendrecv(
         raise broken("sendrecv", "dst", f"{dst.shape} {dst.dtype}", f"differs from what arrives, {values.shape} {values.dtype}")
     dst.array[...] = values
     used = min(core.machine.dma_engines, -(-dst.shape[0] // core.machine.dma_partitions_per_engine))
-    core.issue_dma("sendrecv", (dst,), (src,), values.nbytes, pieces(dst), used)
+    return core.issue_dma("sendrecv", (dst,), (src,), values.nbytes, pieces(dst), used)
 
 
 def _register(instruction: str, name: str, value: Any) -> VirtualRegister:
@@ -160,7 +160,7 @@ def register_alloc(x: Any = None) -> VirtualRegister:
     return VirtualRegister(None if x is None else int(x))
 
 
-def register_move(dst: VirtualRegister, src: Any) -> None:
+def register_move(dst: VirtualRegister, src: Any) -> NkiInstruction:
     """dst = an integer, or the value of another register.
 
     Raises:
@@ -171,10 +171,10 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
     if not isinstance(src, VirtualRegister | int | np.integer):
         raise broken("register_move", "src", repr(src), "must be a register or an integer")
     target.assign(src.value if isinstance(src, VirtualRegister) else int(src))
-    core.issue("register_move", "sync", 0, (), ())
+    return core.issue("register_move", "sync", 0, (), ())
 
 
-def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
+def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     """dst = the one element of a tensor in HBM or SBUF.
 
     Raises:
@@ -184,10 +184,10 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     target = _register("register_load", "dst", dst)
     cell = _scalar_cell("register_load", "src", src)
     target.assign(cell.array.reshape(-1)[0].item())
-    core.issue("register_load", "sync", 0, (), (cell,))
+    return core.issue("register_load", "sync", 0, (), (cell,))
 
 
-def register_store(dst: NkiTensor, src: VirtualRegister) -> None:
+def register_store(dst: NkiTensor, src: VirtualRegister) -> NkiInstruction:
     """The one element of `dst` = the value of a register.
 
     Raises:
@@ -197,4 +197,4 @@ def register_store(dst: NkiTensor, src: VirtualRegister) -> None:
     source = _register("register_store", "src", src)
     cell = _scalar_cell("register_store", "dst", dst)
     cell.array[...] = numpy_dtype(cell.dtype).type(source.value)
-    core.issue("register_store", "sync", 0, (cell,), ())
+    return core.issue("register_store", "sync", 0, (cell,), ())

@@ -13,8 +13,9 @@ from ..alu import name_of
 from ..core import Core, current
 from ..dtypes import PACKED, from_float32, numpy_dtype, to_float32
 from ..errors import broken
-from ..objects import MemoryRegion
-from ..tensor import NkiTensor, OutOfBoundsError
+from ..indirection import OutOfBoundsError
+from ..objects import MemoryRegion, NkiInstruction
+from ..tensor import NkiTensor
 from .common import NOT_PSUM, ON_CHIP, SBUF
 from .enums import dge_mode as dge_modes
 from .enums import engine as engines
@@ -31,7 +32,7 @@ def dma_copy(
     dge_mode: dge_modes = dge_modes.unknown,
     engine: engines = engines.unknown,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = src between HBM and SBUF, any shapes of equal element count; a change of type goes through float32.
 
     Either side may have a run-time address (`.ap` with an offset tensor, `select`, `vector_select`).
@@ -59,7 +60,7 @@ def dma_copy(
     if dst.repeats_elements():
         raise broken("dma_copy", "dst", f"shape {dst.shape} with strides {dst.strides}", "writes an element more than once")
     _move(dst, src, oob_mode)
-    _account(core, "dma_copy", dst, (src,))
+    return _account(core, "dma_copy", dst, (src,))
 
 
 def _check_side(instruction: str, name: str, tensor: Any) -> None:
@@ -165,7 +166,7 @@ def dma_transpose(
     dge_mode: dge_modes = dge_modes.unknown,
     oob_mode: oob_modes = oob_modes.error,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = src with its first and last axes exchanged: (1, 0), (2, 1, 0) or (3, 1, 2, 0).
 
     Args:
@@ -213,7 +214,7 @@ def dma_transpose(
                 raise OutOfBoundsError(f"dma_transpose `vector_offset`: row {row} of {src.name!r} is outside the tensor.")
     else:
         dst.array[...] = np.transpose(src.array, permutation)
-    _account(core, "dma_transpose", dst, (src,))
+    return _account(core, "dma_transpose", dst, (src,))
 
 
 def _check_hardware_transpose(src: NkiTensor) -> None:
@@ -267,7 +268,7 @@ def dma_compute(
     unique_indices: bool = True,
     oob_mode: oob_modes = oob_modes.error,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = the sum of up to 16 sources, in float32, rounded once.
 
     With a vector offset on one of exactly two sources it reads, modifies and writes: `dst[rows] += src` (scatter, `dst` in HBM) or
@@ -317,7 +318,7 @@ def dma_compute(
         for src in srcs:
             total += to_float32(src.array).reshape(dst.shape)
         dst.array[...] = from_float32(total, dst.dtype)
-    _account(core, "dma_compute", dst, srcs)
+    return _account(core, "dma_compute", dst, srcs)
 
 
 def _add_rows(dst: NkiTensor, srcs: tuple[NkiTensor, ...], mode: oob_modes) -> None:
@@ -344,7 +345,7 @@ def _add_rows(dst: NkiTensor, srcs: tuple[NkiTensor, ...], mode: oob_modes) -> N
             target[...] = from_float32(total, dst.dtype).reshape(target.shape)
 
 
-def _account(core: Core, instruction: str, dst: NkiTensor, srcs: tuple[NkiTensor, ...]) -> None:
+def _account(core: Core, instruction: str, dst: NkiTensor, srcs: tuple[NkiTensor, ...]) -> NkiInstruction:
     """The bytes, descriptors and DMA engines of a transfer."""
     machine = core.machine
     moved = descriptors = 0
@@ -362,7 +363,7 @@ def _account(core: Core, instruction: str, dst: NkiTensor, srcs: tuple[NkiTensor
     used = machine.dma_engines
     if partitions:
         used = min(used, -(-max(partitions) // machine.dma_partitions_per_engine))
-    core.issue_dma(instruction, (dst,), srcs, moved, descriptors * len(srcs), used)
+    return core.issue_dma(instruction, (dst,), srcs, moved, descriptors * len(srcs), used)
 
 
 def pieces(tensor: NkiTensor) -> int:

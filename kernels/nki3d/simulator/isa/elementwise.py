@@ -12,7 +12,7 @@ from ..alu import Operator, name_of, operator_of
 from ..core import Core, current
 from ..dtypes import PACKED, is_integer, numpy_dtype
 from ..errors import broken
-from ..objects import MemoryRegion
+from ..objects import MemoryRegion, NkiInstruction
 from ..tensor import NkiTensor
 from .common import (
     ON_CHIP,
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown, name: str | None = None) -> None:
+def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown, name: str | None = None) -> NkiInstruction:
     """dst = src on chip: bit for bit between equal types, else through float32 with one rounding.
 
     Args:
@@ -76,10 +76,10 @@ def tensor_copy(dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknow
         raise broken("tensor_copy", "src", f"dtype {src.dtype} to {dst.dtype}", "cannot convert packed values")
     else:
         store(dst, src.float32())
-    core.issue("tensor_copy", chosen, copy_cycles(core, chosen, dst, src), (dst,), (src,))
+    return core.issue("tensor_copy", chosen, copy_cycles(core, chosen, dst, src), (dst,), (src,))
 
 
-def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name: str | None = None) -> None:
+def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name: str | None = None) -> NkiInstruction:
     """Fill `dst` with a constant.
 
     Args:
@@ -110,7 +110,7 @@ def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name
             raise broken("memset", "value", f"{value} for {dst.dtype}", f"is outside [{info.min}, {info.max}]")
     dst.array[...] = numpy_dtype(dst.dtype).type(value)
     written(dst)
-    core.issue("memset", chosen, free(core, dst.free_size, core.machine.memset_factor), (dst,), ())
+    return core.issue("memset", chosen, free(core, dst.free_size, core.machine.memset_factor), (dst,), ())
 
 
 def _operate(operator: Operator, left: Any, right: Any, reverse: bool) -> Any:
@@ -134,7 +134,7 @@ def _check_integers(instruction: str, **operands: Any) -> None:
 
 def tensor_tensor(
     dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: engines = engines.unknown, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """dst = data1 <op> data2, element by element, in float32; all int32 or uint32 in SBUF: exact integers on GpSimd.
 
     Args:
@@ -172,7 +172,7 @@ def tensor_tensor(
         _exact(dst, operator, data1, data2)
     else:
         store(dst, _operate(operator, read_like(data1, dst), read_like(data2, dst), False))
-    core.issue("tensor_tensor", chosen, _two_input_cycles(core, operator, dst, data1, data2), (dst,), (data1, data2))
+    return core.issue("tensor_tensor", chosen, _two_input_cycles(core, operator, dst, data1, data2), (dst,), (data1, data2))
 
 
 def _exact(dst: NkiTensor, operator: Operator, data1: NkiTensor, data2: NkiTensor) -> None:
@@ -223,7 +223,7 @@ def tensor_scalar(
     reverse1: bool = False,
     engine: engines = engines.unknown,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = (data <op0> operand0) <op1> operand1, in float32; operands are numbers or one float32 per partition.
 
     Args:
@@ -281,7 +281,7 @@ def tensor_scalar(
         cycles = free(core, data.free_size, core.machine.gpsimd_rsqrt_factor)
     else:
         cycles = copy_cycles(core, chosen, dst, data)
-    core.issue("tensor_scalar", chosen, cycles, (dst,), reads)
+    return core.issue("tensor_scalar", chosen, cycles, (dst,), reads)
 
 
 def _scalar_engine(core: Core, engine: engines, first: Operator, second: Operator | None) -> str:
@@ -349,7 +349,7 @@ def scalar_tensor_tensor(
     reverse0: bool = False,
     reverse1: bool = False,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = (data <op0> operand0) <op1> operand1 on Vector, in float32: `operand0` is a number or [P, 1], `operand1` a tile like `data`.
 
     Args:
@@ -386,7 +386,7 @@ def scalar_tensor_tensor(
     store(dst, _operate(operators[1], values, read_like(operand1, dst), reverse1))
     fused = two_bytes(data, operand1) and name_of(op0) == "subtract" and name_of(op1) == "multiply" and dst.free_size % 2 == 0
     cycles = free(core, dst.free_size, 1 if fused else core.machine.two_input_factor)
-    core.issue(
+    return core.issue(
         "scalar_tensor_tensor",
         "vector",
         cycles,
@@ -395,7 +395,7 @@ def scalar_tensor_tensor(
     )
 
 
-def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst = 1 / data on Vector, in float32.
 
     Raises:
@@ -406,12 +406,12 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None
     operand(core, "reciprocal", "data", data)
     same_size("reciprocal", dst, data=data)
     store(dst, np.float32(1) / data.float32())
-    core.issue("reciprocal", "vector", free(core, data.free_size, core.machine.reciprocal_factor), (dst,), (data,))
+    return core.issue("reciprocal", "vector", free(core, data.free_size, core.machine.reciprocal_factor), (dst,), (data,))
 
 
 def tensor_copy_predicated(
     dst: NkiTensor, src: Any, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """Copy `src`, a tile or a number, to the elements of `dst` whose `predicate` is not 0 (or is 0, with `reverse_pred`).
 
     Args:
@@ -449,4 +449,4 @@ def tensor_copy_predicated(
     reads = (src if isinstance(src, NkiTensor) else None, predicate, dst)
     mixed = any(t is not None and t.buffer in PSUM for t in (dst, *reads))
     cycles = free(core, dst.free_size, 1 if mixed else core.machine.two_input_factor)
-    core.issue("tensor_copy_predicated", "vector", cycles, (dst,), reads)
+    return core.issue("tensor_copy_predicated", "vector", cycles, (dst,), reads)

@@ -12,6 +12,7 @@ from ..core import Core, current
 from ..dtypes import from_float32, to_float32
 from ..errors import broken
 from ..memory import start_partitions
+from ..objects import NkiInstruction
 from ..tensor import NkiTensor
 from .common import ON_CHIP, PSUM, SBUF, check_tile, choose, free
 from .enums import engine as engines
@@ -36,7 +37,7 @@ def nc_matmul(
     tile_size: tuple[int, ...] = (),
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst [M, N...] = stationary [K, M]^T @ moving [K, N...], products and sums in float32, in PSUM.
 
     With `accumulate=None` each element of `dst` is overwritten by the first matmul that reaches it and added to by later ones, until another
@@ -82,7 +83,7 @@ def nc_matmul(
     cycles = max(min(64, columns), count) * (core.machine.float32_matmul_factor if stationary.dtype == "float32" else 1)
     if not is_transpose:
         core.multiply_adds += contracted * rows * columns * count
-    core.issue("nc_matmul", "tensor", cycles, (dst,), (stationary, moving))
+    return core.issue("nc_matmul", "tensor", cycles, (dst,), (stationary, moving))
 
 
 def _check_types(
@@ -267,7 +268,7 @@ def _accumulate(core: Core, dst: NkiTensor, product: np.ndarray, accumulate: boo
     dst.start(2)
 
 
-def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown, name: str | None = None) -> None:
+def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown, name: str | None = None) -> NkiInstruction:
     """dst [F, P] = data [P, F]^T, bit for bit; free dimensions of `data` count as one.
 
     Args:
@@ -309,4 +310,4 @@ def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: engines = engines.unkn
         cycles = max(rows, min(64, columns)) * (core.machine.float32_transpose_factor if data.dtype == "float32" else 1)
     else:
         cycles = free(core, columns)
-    core.issue("nc_transpose", chosen, cycles, (dst,), (data,))
+    return core.issue("nc_transpose", chosen, cycles, (dst,), (data,))

@@ -14,6 +14,7 @@ from ..core import Core, current
 from ..dtypes import from_float32, is_integer, numpy_dtype
 from ..errors import broken
 from ..memory import start_partitions
+from ..objects import NkiInstruction
 from ..operators import equal
 from ..tensor import NkiTensor
 from .common import ON_CHIP, SBUF, check_tile, destination, free, operand, same_size, store, written
@@ -53,7 +54,7 @@ def _pattern_cycles(core: Core, tensor: NkiTensor) -> float:
 
 def iota(
     dst: NkiTensor, pattern: Sequence[Sequence[int]], offset: int = 0, channel_multiplier: int = 0, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """Fill `dst` with offset + partition * channel_multiplier + the affine pattern [[step, number], ...], on GpSimd.
 
     Args:
@@ -73,7 +74,7 @@ def iota(
         dst.write(values.astype(numpy_dtype(dst.dtype)))
     else:
         dst.write(from_float32(values.astype(np.float32), dst.dtype))
-    core.issue("iota", "gpsimd", _pattern_cycles(core, dst), (dst,), ())
+    return core.issue("iota", "gpsimd", _pattern_cycles(core, dst), (dst,), ())
 
 
 def affine_select(
@@ -85,7 +86,7 @@ def affine_select(
     cmp_op: Any = equal,
     offset: int = 0,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = on_true_tile where cmp_op(affine value, 0) holds, else on_false_value, on GpSimd.
 
     Args:
@@ -117,10 +118,10 @@ def affine_select(
         dst.write(np.where(chosen, on_true_tile.read().reshape(dst.shape), otherwise).astype(numpy_dtype(dst.dtype)))
     else:
         store(dst, np.where(chosen, on_true_tile.float32().reshape(dst.shape), np.float32(on_false_value)))
-    core.issue("affine_select", "gpsimd", _pattern_cycles(core, dst), (dst,), (on_true_tile,))
+    return core.issue("affine_select", "gpsimd", _pattern_cycles(core, dst), (dst,), (on_true_tile,))
 
 
-def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None) -> None:
+def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None) -> NkiInstruction:
     """Within each quadrant of 32 partitions, partition i of `dst` takes partition shuffle_mask[i] of `src`; 255 leaves it. On Vector.
 
     Args:
@@ -165,10 +166,10 @@ def nc_stream_shuffle(dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int
             after[quadrant + i] = before[quadrant + mask[i]]
     dst.write(after)
     written(dst)
-    core.issue(where, "vector", free(core, dst.free_size), (dst,), (src,))
+    return core.issue(where, "vector", free(core, dst.free_size), (dst,), (src,))
 
 
-def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None) -> None:
+def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None) -> NkiInstruction:
     """dst[p, i] = data[p, indices[p, i]], free dimensions counted as one, on GpSimd.
 
     Args:
@@ -197,7 +198,7 @@ def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str |
     if index.max() >= data.free_size:
         raise broken("nc_n_gather", "indices", f"index {index.max()}", f"is outside [0, {data.free_size})")
     dst.write(np.take_along_axis(data.read().reshape(dst.shape[0], -1), index, axis=1))
-    core.issue("nc_n_gather", "gpsimd", free(core, dst.free_size, core.machine.gather_factor), (dst,), (data, indices))
+    return core.issue("nc_n_gather", "gpsimd", free(core, dst.free_size, core.machine.gather_factor), (dst,), (data, indices))
 
 
 def _search_size(instruction: str, name: str, tensor: NkiTensor) -> None:
@@ -210,7 +211,7 @@ def _eight(instruction: str, name: str, tensor: NkiTensor, like: NkiTensor) -> N
         raise broken(instruction, name, f"shape {tensor.shape}", f"must be ({like.shape[0]}, 8)")
 
 
-def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
+def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> NkiInstruction:
     """The 8 largest values per partition, in descending order, on Vector.
 
     Args:
@@ -227,10 +228,10 @@ def max8(dst: NkiTensor, src: NkiTensor, name: str | None = None) -> None:
     _search_size("max8", "src", src)
     _eight("max8", "dst", dst, src)
     store(dst, -np.sort(-src.float32().reshape(src.shape[0], -1), axis=1)[:, :8])
-    core.issue("max8", "vector", free(core, src.free_size, core.machine.search_factor), (dst,), (src,))
+    return core.issue("max8", "vector", free(core, src.free_size, core.machine.search_factor), (dst,), (src,))
 
 
-def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> None:
+def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> NkiInstruction:
     """The index of each of 8 values per partition; equal values find following occurrences, an absent one all bits set. On Vector.
 
     Args:
@@ -253,7 +254,7 @@ def nc_find_index8(dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str |
         raise broken("nc_find_index8", "dst", f"dtype {dst.dtype}", "must be uint16 or uint32")
     found, _ = _match(data, vals, range(8))
     dst.write(np.where(found < 0, np.iinfo(numpy_dtype(dst.dtype)).max, found).astype(numpy_dtype(dst.dtype)))
-    core.issue("nc_find_index8", "vector", free(core, data.free_size, core.machine.search_factor), (dst,), (data, vals))
+    return core.issue("nc_find_index8", "vector", free(core, data.free_size, core.machine.search_factor), (dst,), (data, vals))
 
 
 def _match(data: NkiTensor, vals: NkiTensor, order: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -273,7 +274,7 @@ def _match(data: NkiTensor, vals: NkiTensor, order: Any) -> tuple[np.ndarray, np
 
 def nc_match_replace8(
     dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: float, dst_idx: NkiTensor | None = None, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """`data` with the first occurrence of each of 8 values replaced by `imm`; values are taken from the last to the first. On Vector.
 
     Args:
@@ -303,12 +304,12 @@ def nc_match_replace8(
             raise broken("nc_match_replace8", "dst_idx", f"dtype {dst_idx.dtype}", "must be an integer type")
         dst_idx.write(np.where(found < 0, np.iinfo(numpy_dtype(dst_idx.dtype)).max, found).astype(numpy_dtype(dst_idx.dtype)))
     cycles = free(core, data.free_size, core.machine.search_factor)
-    core.issue("nc_match_replace8", "vector", cycles, (dst, dst_idx), (data, vals))
+    return core.issue("nc_match_replace8", "vector", cycles, (dst, dst_idx), (data, vals))
 
 
 def nonzero_with_count(
     dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """Indices of the non-zero elements, padding, and their count last; on partitions 0, 16, 32, ... only. On GpSimd.
 
     Args:
@@ -341,4 +342,4 @@ def nonzero_with_count(
         result[partition, : hits.size] = hits + index_offset
         result[partition, -1] = hits.size
     dst.write(result)
-    core.issue(where, "gpsimd", free(core, src.free_size, core.machine.search_factor), (dst,), (src,))
+    return core.issue(where, "gpsimd", free(core, src.free_size, core.machine.search_factor), (dst,), (src,))

@@ -12,6 +12,7 @@ from ..alu import OPERATORS, Operator, name_of, operator_of
 from ..core import Core, current
 from ..dtypes import is_float, is_integer
 from ..errors import broken
+from ..objects import NkiInstruction
 from ..operators import maximum
 from ..tensor import NkiTensor
 from .common import (
@@ -62,7 +63,7 @@ def fold(operator: Operator, values: np.ndarray, axis: Any = -1, initial: Any = 
 
 def tensor_reduce(
     dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False, name: str | None = None
-) -> None:
+) -> NkiInstruction:
     """Reduce the last free dimensions of `data` on Vector, in float32 (bitwise operators: on integers).
 
     Args:
@@ -112,7 +113,7 @@ def tensor_reduce(
         result = fold(operator, data.float32(), axes)
         store(dst, -result if negate else result)
     halved = dst.dtype == data.dtype == "bfloat16" and operator.name in ("add", "maximum")
-    core.issue("tensor_reduce", "vector", free(core, data.free_size, 0.5 if halved else 1), (dst,), (data,))
+    return core.issue("tensor_reduce", "vector", free(core, data.free_size, 0.5 if halved else 1), (dst,), (data,))
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ def _axes(axis: Any, rank: int) -> tuple[int, ...]:
     return axes
 
 
-def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None) -> None:
+def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """Reduce across partitions on GpSimd: dst [1, ...] from data [P, ...].
 
     Args:
@@ -171,7 +172,7 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str 
             "must be nl.add, average, maximum, bitwise_or or bitwise_and",
         )
     cycles = free(core, data.free_size, core.machine.partition_reduce_factor)
-    core.issue("tensor_partition_reduce", "gpsimd", cycles, (dst,), (data,))
+    return core.issue("tensor_partition_reduce", "gpsimd", cycles, (dst,), (data,))
 
 
 def _accumulate(
@@ -225,7 +226,7 @@ def tensor_scalar_reduce(
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = data <op0> operand0 on Vector, and a reduction of it over the free dimensions into the accumulators.
 
     Args:
@@ -275,7 +276,9 @@ def tensor_scalar_reduce(
         assert total is not None
         store(reduce_res, -total if reduce_res_negate else total)
     reads = (data, *(t if isinstance(t, NkiTensor) else None for t in (operand0, reduce_init)))
-    core.issue(where, "vector", free(core, data.free_size) + core.machine.accumulator_read_cycles, (dst, reduce_res), reads)
+    return core.issue(
+        where, "vector", free(core, data.free_size) + core.machine.accumulator_read_cycles, (dst, reduce_res), reads
+    )
 
 
 def tensor_scalar_cumulative(
@@ -287,7 +290,7 @@ def tensor_scalar_cumulative(
     imm1: Any = None,
     reduce_cmd: reduce_cmds = reduce_cmds.reset_reduce,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst[i] = register = (src[i] <op0> imm0) <op1> register, along the free dimensions, on Vector.
 
     Args:
@@ -342,7 +345,7 @@ def tensor_scalar_cumulative(
     core.vector_accumulator[lanes] = register
     store(dst, result)
     reads = (src, *(t if isinstance(t, NkiTensor) else None for t in (imm0, imm1)))
-    core.issue(where, "vector", free(core, src.free_size), (dst,), reads)
+    return core.issue(where, "vector", free(core, src.free_size), (dst,), reads)
 
 
 def select_reduce(
@@ -355,7 +358,7 @@ def select_reduce(
     reduce_op: Any = maximum,
     reverse_pred: bool = False,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = on_true where the predicate is not 0, else on_false; optionally the maximum of it into the accumulators. On Vector.
 
     Args:
@@ -398,7 +401,7 @@ def select_reduce(
         store(reduce_res, _unknown(dst) if total is None else total)
     cycles = free(core, dst.free_size, core.machine.select_factor)
     cycles += core.machine.accumulator_read_cycles if reduce_res is not None else 0
-    core.issue(
+    return core.issue(
         where, "vector", cycles, (dst, reduce_res), (predicate, on_true, on_false if isinstance(on_false, NkiTensor) else None)
     )
 
@@ -419,7 +422,7 @@ def range_select(
     range_start: int = 0,
     on_false_value: Any = ...,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """Keep the elements whose free index i + range_start satisfies both comparisons with the bounds; others become the lowest float32.
 
     Args:
@@ -466,7 +469,7 @@ def range_select(
     if reduce_res is not None:
         check_result(core, where, reduce_res, dst)
         store(reduce_res, _unknown(dst) if total is None else total)
-    core.issue(where, "vector", free(core, dst.free_size), (dst, reduce_res), (on_true_tile, bound0, bound1))
+    return core.issue(where, "vector", free(core, dst.free_size), (dst, reduce_res), (on_true_tile, bound0, bound1))
 
 
 def exponential(
@@ -477,7 +480,7 @@ def exponential(
     reduce_cmd: reduce_cmds = reduce_cmds.idle,
     reduce_init: Any = 0.0,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst = exp(src - max_value) on Vector, optionally its sum into the accumulators (trn3 only).
 
     Args:
@@ -508,7 +511,7 @@ def exponential(
         check_result(core, where, reduce_res, src)
         store(reduce_res, _unknown(src) if total is None else total)
     reads = (src, *(t if isinstance(t, NkiTensor) else None for t in (max_value, reduce_init)))
-    core.issue(where, "vector", free(core, src.free_size), (dst, reduce_res), reads)
+    return core.issue(where, "vector", free(core, src.free_size), (dst, reduce_res), reads)
 
 
 def tensor_tensor_scan(
@@ -521,7 +524,7 @@ def tensor_tensor_scan(
     reverse0: bool = False,
     reverse1: bool = False,
     name: str | None = None,
-) -> None:
+) -> NkiInstruction:
     """dst[i] = (data0[i] <op0> dst[i-1]) <op1> data1[i] along the free dimensions, from `initial`, on Vector in float32.
 
     Args:
@@ -563,10 +566,10 @@ def tensor_tensor_scan(
         result[:, i] = state
     store(dst, result)
     cycles = free(core, dst.free_size, core.machine.scan_factor)
-    core.issue(where, "vector", cycles, (dst,), (data0, data1, initial if isinstance(initial, NkiTensor) else None))
+    return core.issue(where, "vector", cycles, (dst,), (data0, data1, initial if isinstance(initial, NkiTensor) else None))
 
 
-def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """Per partition: count, mean and variance x count of the even elements, then of the odd ones. On Vector.
 
     Args:
@@ -597,10 +600,10 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
             result[:, 3 * half + 1] = mean
             result[:, 3 * half + 2] = np.square(part - mean[:, None]).sum(axis=1, dtype=np.float32)
     store(dst, result)
-    core.issue("bn_stats", "vector", free(core, data.free_size), (dst,), (data,))
+    return core.issue("bn_stats", "vector", free(core, data.free_size), (dst,), (data,))
 
 
-def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
+def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
     """Mean and variance per partition from (count, mean, variance x count) triples of bn_stats. On Vector.
 
     Args:
@@ -623,4 +626,4 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> None:
     average = (count * mean).sum(axis=1, dtype=np.float32) / total
     variance = (spread + count * np.square(mean - average[:, None])).sum(axis=1, dtype=np.float32) / total
     store(dst, np.stack([average, variance], axis=1))
-    core.issue("bn_aggr", "vector", free(core, data.free_size, core.machine.bn_aggr_factor), (dst,), (data,))
+    return core.issue("bn_aggr", "vector", free(core, data.free_size, core.machine.bn_aggr_factor), (dst,), (data,))
