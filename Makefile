@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch check clean
+.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch bench-simulator check clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 venv: $(INSTALLED) ## .venv with the library, editable, and everything below
 
@@ -35,15 +35,16 @@ $(VENV)-oldest/.installed: pyproject.toml constraints.txt
 		'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)' chex flatbuffers hypothesis pytest pytest-xdist
 	@touch $@
 
-lint: $(INSTALLED) ## ruff: rules and format
+lint: $(INSTALLED) ## ruff: rules and format; the dialect of the NKI kernels
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m nki3d.lint kernels
 
 types: $(INSTALLED) ## mypy
 	$(BIN)/mypy
 
 doctest: $(INSTALLED) ## the examples in the docstrings and the README
-	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d README.md docs
+	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d kernels/nki3d README.md docs
 
 check: lint types doctest test ## all of the above
 
@@ -55,6 +56,10 @@ bench: $(INSTALLED) ## speed on this machine: ours, plain lax, and torch where i
 
 bench-torch: $(INSTALLED) ## install torch for the comparison
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+
+# One core and one thread of BLAS: a figure that does not depend on what else the machine does.
+bench-simulator: $(INSTALLED) ## speed of the NKI interpreter
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulator
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
