@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from nki3d.lint import RULES, Finding, lint_file, lint_source
 
 FOLDER = pathlib.Path(__file__).parent / "data" / "lint"

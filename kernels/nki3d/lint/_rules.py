@@ -73,7 +73,7 @@ _TABLE = (
     Rule("NKI043", "list as an argument of a kernel", "Use a tuple."),
     Rule("NKI044", "decorator other than nki.jit, dataclass and staticmethod", "Remove the decorator."),
     Rule("NKI045", "class that derives from neither NKIObject nor Enum", "Derive it from nl.NKIObject."),
-    Rule("NKI046", "multiple inheritance", "Keep one base class and make the other a field."),
+    Rule("NKI046", "multiple inheritance", "Keep one base class and turn the other into a field."),
     Rule("NKI047", "integer enum", "Derive it from enum.Enum."),
     Rule("NKI048", "kernel under nki.jit used in another kernel", "Move the shared code to a plain helper that both call."),
     Rule("NKI049", "`mode=` or `platform_target=` in nki.jit", "Remove the argument; the target comes from the environment."),
