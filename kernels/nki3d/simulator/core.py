@@ -66,6 +66,7 @@ class Core:
         self.hbm_write_bytes = 0
         self.dma_descriptors = 0
         self.dma_engine_us = 0.0
+        self.dma_queue_us = 0.0
         self.dma_serial_us = 0.0
         self.scalar_accumulator = np.zeros(machine.partitions, np.float32)
         self.vector_accumulator = np.full(machine.partitions, np.nan, np.float32)
@@ -74,6 +75,7 @@ class Core:
         self.instructions: list[Instruction] | None = [] if record else None
         self._free_at = dict.fromkeys((*ENGINES, "sync"), 0.0)
         self._queues = [0.0] * machine.dma_queues
+        self._dma_free_at = 0.0
 
     def issue(
         self, name: str, engine: str, cycles: float, writes: tuple[NkiTensor | None, ...], reads: tuple[NkiTensor | None, ...]
@@ -105,15 +107,25 @@ class Core:
         self.dma_descriptors += descriptors
         work = (descriptors * machine.dma_descriptor_ns + moved / machine.dma_engine_bytes_per_ns) / 1000
         alone = machine.dma_fixed_ns / 1000 + work / engines
-        self.dma_engine_us += work / machine.dma_engines + machine.dma_fixed_ns / 1000 / machine.dma_queues
+        self.dma_engine_us += work / machine.dma_engines
+        self.dma_queue_us += alone / machine.dma_queues
         self.dma_serial_us += alone
         self._touch(writes, reads)
         if self.instructions is not None:
             queue = min(range(len(self._queues)), key=self._queues.__getitem__)
             start = max(self._queues[queue], self._ready(writes, reads))
-            self._queues[queue] = start + alone
-            self._note(name, "dma", 0.0, alone, start, writes, reads, moved)
+            # the data of all queues share the engines: a transfer takes its turn, and its share of their time
+            flowing = max(start + machine.dma_fixed_ns / 1000, self._dma_free_at)
+            self._dma_free_at = flowing + work / machine.dma_engines
+            us = flowing + work / engines - start
+            self._queues[queue] = start + us
+            self._note(name, "dma", 0.0, us, start, writes, reads, moved)
         return NkiInstruction(self.memory.now - 1)
+
+    @property
+    def dma_us(self) -> float:
+        """The DMAs' time if they overlap perfectly: that of the engines, which share the work, or of the queues, each busy with its own."""
+        return max(self.dma_engine_us, self.dma_queue_us)
 
     def _touch(self, writes: tuple[NkiTensor | None, ...], reads: tuple[NkiTensor | None, ...]) -> None:
         memory = self.memory

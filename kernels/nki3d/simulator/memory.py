@@ -265,20 +265,14 @@ class Memory:
             return _peak(here, self.banks, self.machine.psum_bank_bytes)[1]
         return _peak(here, lambda a: a.bytes_per_partition, 1)[1]
 
-    def profile(self, region: str) -> list[tuple[int, int]]:
-        """(instruction, bytes per partition or banks live from then on), for a plot."""
-        size = self.banks if region == "psum" else (lambda a: a.bytes_per_partition)
-        changes: dict[int, int] = {}
-        for allocation in self.allocations:
-            if allocation.region == region:
-                changes[allocation.start] = changes.get(allocation.start, 0) + size(allocation)
-                end = min(allocation.end, self.now) + 1
-                changes[end] = changes.get(end, 0) - size(allocation)
-        level, steps = 0, []
-        for moment in sorted(changes):
-            level += changes[moment]
-            steps.append((moment, level))
-        return steps
+    def lives(self, region: str) -> list[tuple[int, int, int]]:
+        """(first instruction, last instruction, bytes per partition or banks) of each buffer, for a plot."""
+        here = [allocation for allocation in self.allocations if allocation.region == region]
+        return [
+            (a.start, min(a.end, self.now - 1), self.banks(a) if region == "psum" else a.bytes_per_partition)
+            for a in here
+            if a.start < self.now
+        ]
 
 
 def start_partitions(count: int) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class Profile:
         engines: "tensor", "vector", "scalar", "gpsimd" to `EngineCost`.
         dma_instructions: DMAs.
         dma_descriptors: contiguous pieces that they move.
-        dma_us: time of the DMA engines, all of them busy, with the fixed costs of 16 queues overlapping.
+        dma_us: time of the DMAs if they overlap perfectly: of their 16 engines or of their 16 queues, whichever is busier.
         hbm_read_bytes: bytes read from HBM.
         hbm_write_bytes: bytes written to HBM.
         sbuf_peak_bytes: SBUF bytes per partition that are live at one time, at most.
@@ -170,7 +170,7 @@ def _of_core(core: Core, machine: Machine) -> Profile:
         engines=engines,
         dma_instructions=core.counts["dma"],
         dma_descriptors=core.dma_descriptors,
-        dma_us=core.dma_engine_us,
+        dma_us=core.dma_us,
         hbm_read_bytes=core.hbm_read_bytes,
         hbm_write_bytes=core.hbm_write_bytes,
         sbuf_peak_bytes=core.memory.peak("sbuf"),
@@ -178,7 +178,7 @@ def _of_core(core: Core, machine: Machine) -> Profile:
         multiply_adds=core.multiply_adds,
         tensor_utilization=core.multiply_adds / (128 * 128 * busy) if busy else 0.0,
         instructions=sum(core.counts.values()),
-        overlapped_us=max(*(cost.us for cost in engines.values()), core.dma_engine_us),
+        overlapped_us=max(*(cost.us for cost in engines.values()), core.dma_us),
         serial_us=sum(cost.us for cost in engines.values()) + core.dma_serial_us,
         scheduled_us=max((i.start_us + i.us for i in recording), default=0.0) if core.instructions is not None else None,
         recording=recording,
@@ -187,16 +187,20 @@ def _of_core(core: Core, machine: Machine) -> Profile:
 
 
 def _memory_steps(core: Core) -> dict[str, list[tuple[float, int]]]:
-    """Live memory over the time of the recording: (us, bytes per partition or banks)."""
+    """Live memory over the time of the recording: (us, bytes per partition or banks from then on)."""
     instructions = core.instructions or []
-    end = max((i.start_us + i.us for i in instructions), default=0.0)
-    starts = [i.start_us for i in instructions]
-    return {
-        region: sorted(
-            (starts[moment] if moment < len(starts) else end, level) for moment, level in core.memory.profile(region)
-        )
-        for region in ("sbuf", "psum")
-    }
+    steps: dict[str, list[tuple[float, int]]] = {}
+    for region in ("sbuf", "psum"):
+        changes: dict[float, int] = {}
+        for first, last, size in core.memory.lives(region):
+            begin, end = instructions[first].start_us, instructions[last].start_us + instructions[last].us
+            changes[begin] = changes.get(begin, 0) + size
+            changes[end] = changes.get(end, 0) - size
+        level, steps[region] = 0, []
+        for moment in sorted(changes):
+            level += changes[moment]
+            steps[region].append((moment, level))
+    return steps
 
 
 def _together(parts: list[Profile], machine: Machine) -> Profile:
