@@ -150,7 +150,7 @@ def step_getitem(draw, t, m, base, on_chip):
         else:
             keys.append(slice(None))
             mirrored.append(slice(None))
-    result = m[tuple(mirrored)]
+    result = m[(*mirrored, ...)]  # with `...` NumPy gives a view and no scalar
     least = 2 if on_chip else 1
     result = result.reshape(result.shape + (1,) * (least - result.ndim), copy=False) if result.ndim < least else result
     whole = [i for i, key in enumerate(keys) if key == slice(None)]
@@ -184,7 +184,7 @@ def step_select(draw, t, m, base, on_chip):
         return None
     legal = index < m.shape[dim] and not (on_chip and dim == 0)
     return (lambda: t.select(dim, index)), np.take(m, 0, axis=dim) if False else (
-        m[(slice(None),) * dim + (index,)] if legal else None
+        m[(*[slice(None)] * dim, index)] if legal else None
     )
 
 
@@ -318,8 +318,12 @@ def step_ap(draw, t, m, base, on_chip):
         number = draw(st.integers(1, min(4, 1 + room // stride) if stride else 2))
         room -= stride * (number - 1)
         pattern.append([stride, number])
-    if draw(st.integers(0, 5)) == 0:
+    wrong = draw(st.sampled_from((None, None, "far", "partition")))
+    if wrong == "far":
         pattern[-1] = [room + 1 + pattern[-1][0] * (pattern[-1][1] - 1), 2]  # one element too far
+        expected = None
+    elif wrong == "partition" and on_chip and pattern[0][1] > 1 and pitch > 1:
+        pattern[0][0] = pitch - 1  # not the next partition, but inside the storage
         expected = None
     else:
         flat = base.reshape(-1).view(np.uint8)[start * item :]
@@ -342,5 +346,6 @@ STEPS = (
     step_reshape,
     step_rearrange,
     step_view,
+    step_ap,
     step_ap,
 )

@@ -10,9 +10,10 @@ import inspect
 import json
 from importlib import resources
 
-import nki3d.simulator as nki
 import numpy as np
 import pytest
+
+import nki3d.simulator as nki
 
 RECORD = json.loads(resources.files("nki3d").joinpath("nki_api.json").read_text(encoding="utf-8"))
 MODULES = {"nki": nki, "nki.isa": nki.isa, "nki.language": nki.language}

@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import broken
 
-__all__ = ["ACTIVATIONS", "OPERATORS", "Operator", "activation_of", "name_of", "operator_of"]
+__all__ = ["ACTIVATIONS", "OPERATORS", "Operator", "activation_of", "name_of", "operator_of", "shown"]
 
 Array = np.ndarray
 
@@ -87,8 +87,8 @@ OPERATORS: dict[str, Operator] = {
         Operator("logical_or", _logical(np.logical_or), reduces=True, identity=0.0),
         Operator("logical_xor", _logical(np.logical_xor), reduces=True, identity=0.0),
         Operator("power", np.power),
-        Operator("abs_max", lambda x, y: np.maximum(np.abs(x), np.abs(y)), identity=0.0, generation=4),
-        Operator("abs_min", lambda x, y: np.minimum(np.abs(x), np.abs(y)), identity=math.inf, generation=4),
+        Operator("abs_max", lambda x, y: np.where(np.abs(x) > np.abs(y), x, y), identity=0.0, generation=4),
+        Operator("abs_min", lambda x, y: np.where(np.abs(x) < np.abs(y), x, y), identity=math.inf, generation=4),
         Operator("abs", np.abs, "unary"),
         Operator("square", np.square, "unary", generation=4),
         Operator("relu", lambda x: np.maximum(x, np.float32(0)), "unary", generation=4),
@@ -193,6 +193,12 @@ def name_of(op: Any) -> str | None:
     """The name of an operator given as a function of nki.language; None for anything else."""
     name = getattr(op, "nki_operator", None)
     return _SYNONYMS.get(name, name) if isinstance(name, str) else None
+
+
+def shown(op: Any) -> str:
+    """An operator for a message: nl.add, or what was given instead."""
+    name = name_of(op)
+    return repr(op) if name is None else f"nl.{name}"
 
 
 def operator_of(op: Any, instruction: str, operand: str, generation: int) -> Operator:

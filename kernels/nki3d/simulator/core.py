@@ -84,6 +84,7 @@ class Core:
         self.counts[engine] += 1
         if engine != "sync":
             self.cycles[engine] += cycles
+        reads = _with_indices(writes, reads)
         self._touch(writes, reads)
         if self.instructions is not None:
             us = cycles / self.machine.ghz(engine) / 1000 if engine != "sync" else 0.0
@@ -110,6 +111,7 @@ class Core:
         self.dma_engine_us += work / machine.dma_engines
         self.dma_queue_us += alone / machine.dma_queues
         self.dma_serial_us += alone
+        reads = _with_indices(writes, reads)
         self._touch(writes, reads)
         if self.instructions is not None:
             queue = min(range(len(self._queues)), key=self._queues.__getitem__)
@@ -169,6 +171,14 @@ class Core:
         self.instructions.append(Instruction(self.memory.now - 1, name, engine, cycles, us, start, operands, moved))
 
 
+def _with_indices(writes: tuple[NkiTensor | None, ...], reads: tuple[NkiTensor | None, ...]) -> tuple[NkiTensor | None, ...]:
+    """What an instruction reads, with the tensors that hold the run-time parts of its addresses."""
+    for tensor in (*writes, *reads):
+        if tensor is not None and tensor.indirection is not None and hasattr(tensor.indirection.index, "storage"):
+            reads = (*reads, tensor.indirection.index)
+    return reads
+
+
 def _names(tensors: tuple[NkiTensor | None, ...]) -> str:
     return ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in tensors if tensor is not None)
 
@@ -198,10 +208,11 @@ def current(function: str) -> Core:
 @contextmanager
 def running(core: Core) -> Iterator[None]:
     """Run a kernel's body on this core in this thread."""
+    outer = active()
     _STATE.core = core
     try:
         # NaN is the poison of unwritten memory and Inf is a value like others: no warnings about either
         with np.errstate(all="ignore"):
             yield
     finally:
-        _STATE.core = None
+        _STATE.core = outer

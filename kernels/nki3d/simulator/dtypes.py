@@ -63,7 +63,7 @@ def canonical(dtype: Any, where: str = "dtype") -> str:
         return _FROM_NUMPY[found]
     cure = (
         "NKI has no types of 64 bits: cast to 32."
-        if found is not None and found.itemsize == 8
+        if dtype is not None and found is not None and found.itemsize == 8 and found.kind in "iuf"
         else f"Use one of {', '.join(_NUMPY)}."
     )
     raise ValueError(f"{where}: {dtype!r} is no data type of NKI. {cure}")
@@ -109,7 +109,7 @@ def from_float32(values: np.ndarray, name: str) -> np.ndarray:
         info = np.iinfo(_NUMPY[name])
         # float64 holds the bounds of 32-bit integers, which float32 does not
         rounded = np.rint(values).astype(np.float64)
-        return np.nan_to_num(np.clip(rounded, info.min, info.max), copy=False, nan=0.0).astype(_NUMPY[name])
+        return np.asarray(np.nan_to_num(np.clip(rounded, info.min, info.max), nan=0.0)).astype(_NUMPY[name])
     if name == "tfloat32":
         return _round_to_tfloat32(values)
     return values.astype(_NUMPY[name])

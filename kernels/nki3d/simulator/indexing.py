@@ -47,6 +47,8 @@ def indexed(tensor: Access, key: Any) -> tuple[list[int], list[int], int, Indire
         elif isinstance(entry, DynamicSlice):
             if isinstance(entry.start, VirtualRegister | Access):
                 indirection = dynamic(tensor, entry.start, dim, stride, size - entry.size + 1, indirection)
+                # its extent is fixed by the address: it cannot be sliced again
+                indirection = dataclasses.replace(indirection, dim=dim)
                 start, count, step, fixed = 0, entry.size, 1, False
             else:
                 start, count, step = _slice_bounds(tensor, slice(entry.start, entry.start + entry.size), dim, size)
@@ -105,13 +107,15 @@ def _slice_bounds(tensor: Access, entry: Any, dim: int, size: int) -> tuple[int,
             "key",
             f"{entry.start}:{entry.stop}:{step} in dimension {dim} of {tensor.name!r} {tensor.shape}",
             f"needs 0 <= start < stop <= {size} and step >= 1",
-            "Clip the slice to the tensor.",
+            "Clip the slice to the tensor." if step > 0 else "Read forwards: no step is negative.",
         )
     return start, -(-(stop - start) // step), step
 
 
 def _integer(tensor: Access, entry: Any, dim: int, size: int) -> int:
     try:
+        if isinstance(entry, bool):
+            raise TypeError
         position: int = entry.__index__()
     except (AttributeError, TypeError):
         raise broken(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from .errors import NkiValidationError
 from .group import Group
 from .machine import Machine, machine_of
 from .memory import Storage
-from .objects import MemoryRegion
+from .objects import MemoryRegion, NKIObject
 from .tensor import NkiTensor
 
 __all__ = ["Kernel", "jit", "run", "simulate"]
@@ -41,8 +42,8 @@ class Kernel:
             ValueError: another number.
         """
         cores = lnc[0] if isinstance(lnc, tuple) and len(lnc) == 1 else lnc
-        if cores not in (1, 2):
-            raise ValueError(f"`kernel[{lnc}]`: a logical core has 1 or 2 physical cores. Use kernel[1] or kernel[2].")
+        if isinstance(cores, bool) or cores not in (1, 2):
+            raise ValueError(f"`kernel[{lnc!r}]`: a logical core has 1 or 2 physical cores. Use kernel[1] or kernel[2].")
         return Kernel(self.function, int(cores))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,8 +121,10 @@ def run(
             if group is not None:
                 group.begin(number)
             with running(cores[number]):
-                results[number] = _results(function(*tensors, **named))
+                results[number] = function(*tensors, **named)
                 cores[number].memory.check()
+                if number == 0:
+                    _check_results(results[0])
         except BaseException as error:
             errors[number] = error
         finally:
@@ -140,8 +143,10 @@ def run(
     failures = [error for error in errors if error is not None]
     for error in sorted(failures, key=lambda e: isinstance(e, NkiValidationError) and "waits for core" in str(e)):
         raise error
+    # only now: the other core may write what the first one returns
+    outputs = _results(results[0])
     arguments.copy_back()
-    return results[0], cores
+    return outputs, cores
 
 
 class _Arguments:
@@ -156,9 +161,17 @@ class _Arguments:
         if isinstance(value, list):
             raise TypeError(f"kernel `{name}`: NKI takes no lists as arguments. Pass a tuple.")
         if isinstance(value, tuple):
-            return tuple(self.wrap(entry, f"{name}[{i}]") for i, entry in enumerate(value))
+            return _same_tuple(value, [self.wrap(entry, f"{name}[{i}]") for i, entry in enumerate(value)])
         if isinstance(value, dict):
             return {key: self.wrap(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+        if isinstance(value, NKIObject) and not isinstance(value, NkiTensor):
+            fields = {key: self.wrap(entry, f"{name}.{key}") for key, entry in vars(value).items()}
+            if all(fields[key] is entry for key, entry in vars(value).items()):
+                return value
+            wrapped = copy.copy(value)
+            for key, entry in fields.items():
+                object.__setattr__(wrapped, key, entry)
+            return wrapped
         if isinstance(value, np.ndarray) or (
             hasattr(value, "__array__") and hasattr(value, "shape") and not np.isscalar(value)
         ):
@@ -188,11 +201,16 @@ class _Arguments:
             array[...] = storage.raw.reshape(array.shape)
 
 
-def _results(value: Any) -> Any:
-    """The returned tensors as arrays.
+def _same_tuple(value: tuple[Any, ...], entries: list[Any]) -> Any:
+    """A tuple of the type of `value`, named or not."""
+    return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
+
+
+def _check_results(value: Any) -> None:
+    """Check that the host can read what a kernel returns.
 
     Raises:
-        NkiValidationError: a tensor that the host cannot read.
+        NkiValidationError: a tensor in another memory than shared HBM.
     """
     if isinstance(value, NkiTensor):
         if value.buffer is not MemoryRegion.shared_hbm and not value.storage.is_input:
@@ -200,10 +218,21 @@ def _results(value: Any) -> Any:
                 f"kernel `return`: {value.name!r} {value.shape} is in {value.buffer.name} and must be in shared_hbm. "
                 "Allocate outputs with buffer=nl.shared_hbm and copy to them."
             )
-        array = value.array.copy()
-        return array.view(np.bool_) if value.dtype == "bool" else array
-    if isinstance(value, tuple | list):
-        return type(value)(_results(entry) for entry in value)
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            _check_results(entry)
+    elif isinstance(value, dict):
+        _check_results(list(value.values()))
+
+
+def _results(value: Any) -> Any:
+    """The returned tensors as arrays."""
+    if isinstance(value, NkiTensor):
+        return value.array != 0 if value.dtype == "bool" else value.array.copy()
+    if isinstance(value, tuple):
+        return _same_tuple(value, [_results(entry) for entry in value])
+    if isinstance(value, list):
+        return [_results(entry) for entry in value]
     if isinstance(value, dict):
         return {key: _results(entry) for key, entry in value.items()}
     return value

@@ -333,6 +333,9 @@ def _bounds(function: str, start: Any, stop: Any, step: Any) -> range:
         raise broken(function, "body", "inside nl.no_reorder()", "is not supported", "Put nl.no_reorder() inside the loop.")
     if isinstance(step, VirtualRegister) or step < 1:
         raise broken(function, "step", repr(step), "must be a positive constant")
+    for name, bound in (("lower", start), ("upper", stop)):
+        if not isinstance(bound, int | np.integer | VirtualRegister | NkiTensor):
+            raise broken(function, name, repr(bound), "is neither an integer nor a register")
     return range(scalar_value(start), scalar_value(stop), step)
 
 
@@ -344,9 +347,12 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], Any], step: int = 1) -> None:
-    """A loop on the device: body_fun(i) for i from `lower` to before `upper`, integers or registers; i is a register."""
+    """A loop on the device: body_fun(i) for i from `lower` to before `upper`, integers or registers; i is a register, passed by value."""
     for value in _bounds("fori_loop", lower, upper, step):
-        body_fun(VirtualRegister(value))
+        if body_fun(VirtualRegister(value)) is not None:
+            raise broken(
+                "fori_loop", "body_fun", "a result", "is returned", "Return nothing, and keep the state of the loop in tensors."
+            )
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:

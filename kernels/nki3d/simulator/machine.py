@@ -102,6 +102,7 @@ TABLE: tuple[Row, ...] = (
     Row("two_input_factor", 2, 2, 2, "times", f"{_OLD}: two operands in SBUF, not both 16-bit: 2N"),
     Row("accumulator_read_cycles", 64, 64, 64, "cycles", f"{_OLD}: reading the accumulators into `reduce_res`"),
     Row("reciprocal_factor", 8, 8, 8, "times", "operator page of the API: Vector needs 8N"),
+    Row("exponential_rate", 1, 1, 4, "times", "nki.isa.exponential: four times Scalar's rate"),
     Row("gpsimd_rsqrt_factor", 4, 4, 4, "times", "operator page of the API: a quarter of Scalar's throughput"),
     Row("gpsimd_pattern_cycles", 150, 150, 150, "cycles", f"{_OLD}: iota and affine_select need 150 + N"),
     Row("bn_aggr_factor", 13 / 3, 13 / 3, 13 / 3, "times", _OLD),
@@ -118,6 +119,15 @@ TABLE: tuple[Row, ...] = (
     Row("dma_partitions_per_engine", 8, 8, 8, "partitions", "architecture guide of v2: one engine serves 8 partitions"),
     Row("dma_fixed_ns", 1300.0, 1300.0, 1300.0, "ns per DMA", f"{_BANDWIDTH}: semaphore to start"),
     Row("dma_queues", 16, 16, 16, "queues", "DMA overview; fixed costs of DMAs on different queues overlap"),
+    Row(
+        "dma_transpose_hbm_rate",
+        0.9,
+        0.9,
+        0.9,
+        "share of the rate",
+        "architecture guide of v3: dma_transpose from HBM, at best",
+    ),
+    Row("dma_transpose_sbuf_rate", 0.5, 0.5, 0.5, "share of the rate", "architecture guide of v3: dma_transpose from SBUF"),
     Row(
         "dma_descriptor_ns",
         16.0,
@@ -171,6 +181,7 @@ class Machine:
     two_input_factor: float
     accumulator_read_cycles: int
     reciprocal_factor: float
+    exponential_rate: float
     gpsimd_rsqrt_factor: float
     gpsimd_pattern_cycles: int
     bn_aggr_factor: float
@@ -186,6 +197,8 @@ class Machine:
     dma_partitions_per_engine: int
     dma_fixed_ns: float
     dma_queues: int
+    dma_transpose_hbm_rate: float
+    dma_transpose_sbuf_rate: float
     dma_descriptor_ns: float
 
     @property

@@ -52,9 +52,10 @@ class Allocation:
     @property
     def end(self) -> int:
         """The last instruction that needs the buffer."""
-        if self.first >= 0 and self.read_last:
-            return self.last
-        return max(self.forgotten - 1, self.last, self.created)
+        if self.first < 0:
+            # forgotten before any instruction: never needed, the end comes before the start
+            return self.forgotten - 1
+        return self.last if self.read_last else max(self.forgotten - 1, self.last)
 
     def overlaps(self, other: Allocation) -> bool:
         """Whether two buffers with addresses share a byte while both are needed."""
@@ -231,6 +232,9 @@ class Memory:
         """PSUM banks of one buffer: it has whole banks to itself."""
         return -(-allocation.bytes_per_partition // self.machine.psum_bank_bytes)
 
+    def _live(self, region: str) -> list[Allocation]:
+        return [a for a in self.allocations if a.region == region and a.end >= a.start]
+
     def check(self) -> None:
         """Check that what the kernel needed at one time fits.
 
@@ -238,7 +242,7 @@ class Memory:
             NkiValidationError: two live buffers at one address, or more live bytes than the memory has.
         """
         for region in ("sbuf", "psum"):
-            here = [allocation for allocation in self.allocations if allocation.region == region]
+            here = self._live(region)
             for one, other in _pairs(allocation for allocation in here if allocation.address is not None):
                 if one.overlaps(other):
                     raise NkiValidationError(
@@ -260,14 +264,14 @@ class Memory:
 
     def peak(self, region: str) -> int:
         """The most that was live at one time: bytes per partition of SBUF, or banks of PSUM."""
-        here = [allocation for allocation in self.allocations if allocation.region == region]
+        here = self._live(region)
         if region == "psum":
             return _peak(here, self.banks, self.machine.psum_bank_bytes)[1]
         return _peak(here, lambda a: a.bytes_per_partition, 1)[1]
 
     def lives(self, region: str) -> list[tuple[int, int, int]]:
         """(first instruction, last instruction, bytes per partition or banks) of each buffer, for a plot."""
-        here = [allocation for allocation in self.allocations if allocation.region == region]
+        here = self._live(region)
         return [
             (a.start, min(a.end, self.now - 1), self.banks(a) if region == "psum" else a.bytes_per_partition)
             for a in here
@@ -284,14 +288,21 @@ def start_partitions(count: int) -> tuple[int, ...]:
     return (0, 32, 64, 96)
 
 
+_PAGE = 2048
+
+
 def _pairs(allocations: Iterable[Allocation]) -> Iterator[tuple[Allocation, Allocation]]:
-    """Pairs whose lives overlap: a sweep over time."""
-    active: list[Allocation] = []
+    """Pairs of buffers that share a page of addresses and are needed at one time: a sweep over time, page by page."""
+    pages: dict[int, list[Allocation]] = {}
     for allocation in sorted(allocations, key=lambda a: a.start):
-        active = [other for other in active if other.end >= allocation.start]
-        for other in active:
-            yield other, allocation
-        active.append(allocation)
+        assert allocation.address is not None
+        first, size = allocation.address[1], allocation.bytes_per_partition
+        for page in range(first // _PAGE, (first + size - 1) // _PAGE + 1):
+            active = [other for other in pages.get(page, ()) if other.end >= allocation.start]
+            for other in active:
+                yield other, allocation
+            active.append(allocation)
+            pages[page] = active
 
 
 def _peak(allocations: list[Allocation], size: Any, unit: int) -> tuple[int, int, list[Allocation]]:

@@ -27,9 +27,12 @@ def missing(module: str, alias: str, name: str) -> Any:
     Raises:
         AttributeError: NKI 0.6 has no such name either.
     """
+    if name.startswith("__"):
+        # the import system asks for these, often
+        raise AttributeError(name)
     known = recorded_api()[module]
     names = [*known["functions"], *known["classes"], *known["enums"], *known["constants"]]
-    if name not in names or name.startswith("__"):
+    if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {alias}.{close[0]}?" if close else ""
         raise AttributeError(f"{module} of NKI 0.6 has no {name!r}.{hint}")

@@ -33,7 +33,11 @@ class NKIObject:
         fields = [name for base in reversed(type(self).__mro__) for name in inspect.get_annotations(base)]
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} has {len(fields)} fields, and {len(args)} values were given.")
-        given = dict(zip(fields, args, strict=False)) | kwargs
+        given = dict(zip(fields, args, strict=False))
+        for name in kwargs:
+            if name in given:
+                raise TypeError(f"{type(self).__name__} got two values for `{name}`.")
+        given |= kwargs
         for name in fields:
             setattr(self, name, given.pop(name, getattr(type(self), name, None)))
         for name, value in given.items():
@@ -98,6 +102,18 @@ class VirtualRegister(NKIObject):
         )
 
     __int__ = __index__
+
+    def _no_arithmetic(self, *_: Any) -> Any:
+        raise TypeError(
+            "a register cannot be compared or used in arithmetic while a kernel is built. Store it with nisa.register_store and compute with "
+            "instructions."
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __neg__ = (
+        _no_arithmetic
+    )
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"VirtualRegister({self._value})"

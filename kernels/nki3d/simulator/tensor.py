@@ -8,9 +8,12 @@ instruction reads the same pattern from consecutive partitions.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from .access import Access
 from .dtypes import canonical, numpy_dtype
@@ -254,6 +257,9 @@ class NkiTensor(Access):
         if len(src_pattern) != len(self.shape):
             raise broken(where, "src_pattern", str(src_pattern), f"names {len(src_pattern)} dimensions of {len(self.shape)}")
         fixed = dict(fixed_sizes or {})
+        named = {name for group in src_pattern for name in ((group,) if isinstance(group, str) else group)}
+        if not named >= fixed.keys():
+            raise broken(where, "fixed_sizes", str(sorted(fixed.keys() - named)), f"are none of the names {sorted(named)}")
         names: list[str] = []
         view = self
         for group in src_pattern:
@@ -334,10 +340,10 @@ class NkiTensor(Access):
         name = self.dtype if dtype is None else canonical(dtype, where)
         old, new = numpy_dtype(self.dtype).itemsize, numpy_dtype(name).itemsize
         try:
-            strides = tuple(int(pair[0]) for pair in pattern)
-            shape = tuple(int(pair[1]) for pair in pattern)
-        except (TypeError, IndexError):
-            raise broken(where, "pattern", repr(pattern), "is no list of [stride, count] pairs") from None
+            pairs = [(operator.index(stride), operator.index(count)) for stride, count in pattern]
+            strides, shape = tuple(stride for stride, _ in pairs), tuple(count for _, count in pairs)
+        except (TypeError, ValueError):
+            raise broken(where, "pattern", repr(pattern), "is no list of [stride, count] pairs of integers") from None
         if not shape or min(shape) < 1:
             raise broken(where, "pattern", str(pattern), "has a count below 1")
         if offset is None:
@@ -470,9 +476,8 @@ class NkiTensor(Access):
         (tensor_copy if target.on_chip and value.on_chip else dma_copy)(target, value)
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            f"tensor {self.name!r} has no truth value while a kernel is built. Load it into a register, or use nl.fori_loop."
-        )
+        """Whether all elements are not 0: the documents write `assert nl.equal(a, b)`. On a device, a kernel cannot ask."""
+        return bool(np.all(self.read() != 0))
 
     def __iter__(self) -> Any:
         raise TypeError(f"tensor {self.name!r} cannot be iterated. Index it with nl.ds or slices.")

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import NkiValidationError
 from ..objects import NkiInstruction, VirtualRegister
-from .activation import activate2, activation, activation_reduce
-from .cores import (
+from ._activation import activate2, activation, activation_reduce
+from ._cores import (
     core_barrier,
     get_nc_sub_version,
     get_nc_version,
@@ -19,8 +19,8 @@ from .cores import (
     register_store,
     sendrecv,
 )
-from .dma import dma_compute, dma_copy, dma_transpose
-from .elementwise import (
+from ._dma import dma_compute, dma_copy, dma_transpose
+from ._elementwise import (
     memset,
     reciprocal,
     scalar_tensor_tensor,
@@ -29,9 +29,9 @@ from .elementwise import (
     tensor_scalar,
     tensor_tensor,
 )
-from .enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
-from .matmul import nc_matmul, nc_transpose
-from .pattern import (
+from ._enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ._matmul import nc_matmul, nc_transpose
+from ._pattern import (
     affine_select,
     iota,
     max8,
@@ -41,7 +41,7 @@ from .pattern import (
     nc_stream_shuffle,
     nonzero_with_count,
 )
-from .reduce import (
+from ._reduce import (
     bn_aggr,
     bn_stats,
     exponential,

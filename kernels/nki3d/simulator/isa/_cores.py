@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..core import Core, active, current
-from ..dtypes import numpy_dtype
+from ..dtypes import is_integer, numpy_dtype
 from ..errors import broken
 from ..machine import machine_of
 from ..objects import MemoryRegion, NkiInstruction, VirtualRegister
 from ..tensor import NkiTensor
-from .common import SBUF, check_tile
-from .dma import pieces
-from .enums import dma_engine as dma_engines
-from .enums import engine as engines
-from .enums import nc_version
+from ._common import SBUF, check_tile
+from ._dma import pieces
+from ._enums import dma_engine as dma_engines
+from ._enums import engine as engines
+from ._enums import nc_version
 
 __all__ = [
     "core_barrier",
@@ -137,6 +137,13 @@ def _register(instruction: str, name: str, value: Any) -> VirtualRegister:
     return value
 
 
+def _word(instruction: str, name: str, value: int) -> int:
+    """Check that an integer fits the 32 bits of a register, signed or not."""
+    if not -(2**31) <= value < 2**32:
+        raise broken(instruction, name, str(value), "does not fit in 32 bits")
+    return value
+
+
 def _scalar_cell(instruction: str, name: str, tensor: Any) -> NkiTensor:
     if not isinstance(tensor, NkiTensor) or tensor.size != 1:
         raise broken(instruction, name, repr(tensor), "must be a tensor of one element")
@@ -157,7 +164,7 @@ def register_alloc(x: Any = None) -> VirtualRegister:
             register_load(register, x)
             return register
         raise broken("register_alloc", "x", repr(x), "must be None or an integer")
-    return VirtualRegister(None if x is None else int(x))
+    return VirtualRegister(None if x is None else _word("register_alloc", "x", int(x)))
 
 
 def register_move(dst: VirtualRegister, src: Any) -> NkiInstruction:
@@ -170,7 +177,7 @@ def register_move(dst: VirtualRegister, src: Any) -> NkiInstruction:
     target = _register("register_move", "dst", dst)
     if not isinstance(src, VirtualRegister | int | np.integer):
         raise broken("register_move", "src", repr(src), "must be a register or an integer")
-    target.assign(src.value if isinstance(src, VirtualRegister) else int(src))
+    target.assign(src.value if isinstance(src, VirtualRegister) else _word("register_move", "src", int(src)))
     return core.issue("register_move", "sync", 0, (), ())
 
 
@@ -183,7 +190,9 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     core = current("register_load")
     target = _register("register_load", "dst", dst)
     cell = _scalar_cell("register_load", "src", src)
-    target.assign(cell.array.reshape(-1)[0].item())
+    if not is_integer(cell.dtype):
+        raise broken("register_load", "src", f"dtype {cell.dtype}", "must be an integer type: registers address and count")
+    target.assign(int(cell.array.reshape(-1)[0]))
     return core.issue("register_load", "sync", 0, (), (cell,))
 
 
@@ -196,5 +205,8 @@ def register_store(dst: NkiTensor, src: VirtualRegister) -> NkiInstruction:
     core = current("register_store")
     source = _register("register_store", "src", src)
     cell = _scalar_cell("register_store", "dst", dst)
-    cell.array[...] = numpy_dtype(cell.dtype).type(source.value)
+    kind = numpy_dtype(cell.dtype)
+    if is_integer(cell.dtype) and not np.iinfo(kind).min <= source.value <= np.iinfo(kind).max:
+        raise broken("register_store", "dst", f"dtype {cell.dtype}", f"cannot hold {source.value}")
+    cell.array[...] = kind.type(source.value)
     return core.issue("register_store", "sync", 0, (cell,), ())

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ..alu import OPERATORS, Operator, name_of, operator_of
+from ..alu import OPERATORS, Operator, name_of, operator_of, shown
 from ..core import Core, current
 from ..dtypes import is_float, is_integer
 from ..errors import broken
 from ..objects import NkiInstruction
 from ..operators import maximum
 from ..tensor import NkiTensor
-from .common import (
+from ._common import (
     SBUF,
     destination,
     free,
+    member,
     not_both_psum,
     operand,
     read_like,
@@ -27,7 +28,7 @@ from .common import (
     vector,
     written,
 )
-from .enums import reduce_cmd as reduce_cmds
+from ._enums import reduce_cmd as reduce_cmds
 
 __all__ = [
     "bn_aggr",
@@ -55,8 +56,10 @@ def fold(operator: Operator, values: np.ndarray, axis: Any = -1, initial: Any = 
         return result.astype(np.float32)
     function: Any = operator.function
     if operator.name in ("abs_max", "abs_min"):
-        values = np.abs(values)
-        function = np.maximum if operator.name == "abs_max" else np.minimum
+        # the element whose magnitude is largest (smallest), with its sign; `values` is [P, n]
+        chosen = np.argmax(np.abs(values), axis=-1) if operator.name == "abs_max" else np.argmin(np.abs(values), axis=-1)
+        found = np.take_along_axis(values, chosen[..., None], axis=-1)[..., 0]
+        return found if initial is None else operator.function(initial, found)
     result = function.reduce(values, axis=axis)
     return result if initial is None else function(initial, result)
 
@@ -185,6 +188,7 @@ def _accumulate(
     initial: Any = None,
 ) -> np.ndarray | None:
     """Reduce `values` [P, n] into Vector's accumulators; None if the command leaves them alone (then their state is unknown)."""
+    member(instruction, "reduce_cmd", command, reduce_cmds)
     first = like.start_partition
     lanes = slice(first, first + values.shape[0])
     registers = core.vector_accumulator
@@ -264,6 +268,8 @@ def tensor_scalar_reduce(
         raise broken(where, "reduce_init", repr(reduce_init), "is allowed with reduce_cmd.load_reduce only")
     values = data.float32()
     if operator.kind == "unary":
+        if operand0 is not None and (isinstance(operand0, NkiTensor) or operand0 != 0):
+            raise broken(where, "operand0", repr(operand0), f"must be None or 0: nl.{operator.name} takes one operand")
         values = operator.function(values)
     else:
         other = vector(core, where, "operand0", operand0, data)
@@ -387,7 +393,7 @@ def select_reduce(
     if on_true.dtype in ("tfloat32", "int32", "uint32"):
         raise broken(where, "on_true", f"dtype {on_true.dtype}", "is not supported")
     if name_of(reduce_op) != "maximum":
-        raise broken(where, "reduce_op", repr(reduce_op), "must be nl.maximum")
+        raise broken(where, "reduce_op", shown(reduce_op), "must be nl.maximum")
     mask = predicate.read().reshape(dst.shape) != 0
     otherwise = vector(core, where, "on_false", on_false, dst, dtypes=None)
     otherwise = otherwise.astype(np.float32) if isinstance(otherwise, np.ndarray) else np.float32(otherwise)
@@ -454,7 +460,7 @@ def range_select(
     if on_false_value is not ... and np.float32(on_false_value) != _LOWEST:
         raise broken(where, "on_false_value", repr(on_false_value), f"must be {float(_LOWEST)!r}")
     if name_of(reduce_op) != "maximum":
-        raise broken(where, "reduce_op", repr(reduce_op), "must be nl.maximum")
+        raise broken(where, "reduce_op", shown(reduce_op), "must be nl.maximum")
     index = (range_start + np.arange(dst.free_size)).astype(np.float32)[None]
     mask = np.ones((dst.shape[0], dst.free_size), bool)
     for label, op, bound in (("0", comp_op0, bound0), ("1", comp_op1, bound1)):
@@ -511,7 +517,7 @@ def exponential(
         check_result(core, where, reduce_res, src)
         store(reduce_res, _unknown(src) if total is None else total)
     reads = (src, *(t if isinstance(t, NkiTensor) else None for t in (max_value, reduce_init)))
-    return core.issue(where, "vector", free(core, src.free_size), (dst, reduce_res), reads)
+    return core.issue(where, "vector", free(core, src.free_size, 1 / core.machine.exponential_rate), (dst, reduce_res), reads)
 
 
 def tensor_tensor_scan(

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..alu import OPERATORS, activation_of, name_of
+from ..alu import OPERATORS, activation_of, name_of, shown
 from ..core import Core, current
 from ..errors import broken
 from ..objects import NkiInstruction
 from ..tensor import NkiTensor
-from .common import destination, free, operand, same_size, store, vector
-from .enums import reduce_cmd as reduce_cmds
-from .reduce import check_result, fold
+from ._common import destination, free, member, operand, same_size, store, vector
+from ._enums import reduce_cmd as reduce_cmds
+from ._reduce import check_result, fold
 
 __all__ = ["activate2", "activation", "activation_reduce"]
 
@@ -92,6 +92,7 @@ def _activate(
     reduce_res: NkiTensor | None,
     command: reduce_cmds,
 ) -> NkiInstruction:
+    member(where, "reduce_cmd", command, reduce_cmds)
     destination(core, where, "dst", dst)
     operand(core, where, "data", data)
     same_size(where, dst, data=data)
@@ -105,12 +106,14 @@ def _activate(
     if label == "reciprocal" and bias is not None and core.machine.nc_version < 3:
         raise broken(where, "bias", "with nl.reciprocal", "needs NeuronCore-v3 (trn2)")
     if reduce_op is not None and name_of(reduce_op) != "add":
-        raise broken(where, "reduce_op", repr(reduce_op), "must be nl.add")
+        raise broken(where, "reduce_op", shown(reduce_op), "must be nl.add")
     if command in (reduce_cmds.reduce, reduce_cmds.reset_reduce) and reduce_op is None:
         raise broken(where, "reduce_op", "None", f"is missing with reduce_cmd.{command.name}", "Pass nl.add.")
     values = np.asarray(function(values), np.float32)
+    # before the store: the values may be a view of what it overwrites
+    _reduce(core, where, "add", command, values, data)
     store(dst, values)
-    _reduce(core, where, "add", command, values, data, reduce_res)
+    _read_out(core, where, data, reduce_res)
     return _issue(core, where, dst, data, reduce_res, scale, bias)
 
 
@@ -124,10 +127,8 @@ def _bias(core: Core, where: str, bias: Any, data: NkiTensor) -> Any:
     return np.float32(vector(core, where, "bias", bias, data))
 
 
-def _reduce(
-    core: Core, where: str, operator: str, command: reduce_cmds, values: np.ndarray, data: NkiTensor, result: NkiTensor | None
-) -> None:
-    """Update the registers of the lanes that `data` uses, and copy them to `result`."""
+def _reduce(core: Core, where: str, operator: str, command: reduce_cmds, values: np.ndarray, data: NkiTensor) -> None:
+    """Update the registers of the lanes that `data` uses."""
     lanes = slice(data.start_partition, data.start_partition + data.shape[0])
     registers = core.scalar_accumulator
     reducer = OPERATORS[operator]
@@ -137,10 +138,13 @@ def _reduce(
         raise broken(where, "reduce_cmd", "load_reduce", "is not supported by the Scalar Engine")
     if command in (reduce_cmds.reduce, reduce_cmds.reset_reduce):
         registers[lanes] = fold(reducer, values.reshape(values.shape[0], -1), -1, registers[lanes].copy())
+
+
+def _read_out(core: Core, where: str, data: NkiTensor, result: NkiTensor | None) -> None:
+    """Copy the registers to `result`, after `dst`, which may be the same memory."""
     if result is not None:
         check_result(core, where, result, data)
-        # after dst: they may be the same memory
-        store(result, registers[lanes])
+        store(result, core.scalar_accumulator[data.start_partition : data.start_partition + data.shape[0]])
 
 
 def _issue(core: Core, where: str, dst: NkiTensor, data: NkiTensor, result: NkiTensor | None, *others: Any) -> NkiInstruction:
@@ -200,6 +204,7 @@ def activate2(
     core = current("activate2")
     if core.machine.nc_version < 4:
         raise broken("activate2", "dst", core.machine.name, "needs NeuronCore-v4 (trn3)")
+    member("activate2", "reduce_cmd", reduce_cmd, reduce_cmds)
     destination(core, "activate2", "dst", dst)
     operand(core, "activate2", "data", data)
     same_size("activate2", dst, data=data)
@@ -225,8 +230,9 @@ def activate2(
         "abs_max",
         "abs_min",
     ):
-        raise broken("activate2", "reduce_op", repr(reduce_op), "must be nl.add, maximum, minimum, abs_max or abs_min")
+        raise broken("activate2", "reduce_op", shown(reduce_op), "must be nl.add, maximum, minimum, abs_max or abs_min")
     values = np.asarray(values, np.float32)
+    _reduce(core, "activate2", reducer or "add", reduce_cmd, values, data)
     store(dst, values)
-    _reduce(core, "activate2", reducer or "add", reduce_cmd, values, data, reduce_res)
+    _read_out(core, "activate2", data, reduce_res)
     return _issue(core, "activate2", dst, data, reduce_res, imm0, imm1, relu_param)

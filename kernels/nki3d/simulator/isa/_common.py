@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..errors import broken
 from ..memory import start_partitions
 from ..objects import MemoryRegion
 from ..tensor import NkiTensor
-from .enums import engine as engines
+from ._enums import engine as engines
 
 __all__ = ["NOT_PSUM", "ON_CHIP", "PSUM", "SBUF", "check_tile", "choose", "free", "operand", "same_size", "store", "vector"]
 
@@ -144,7 +145,7 @@ def choose(instruction: str, given: engines, allowed: tuple[str, ...], default: 
     Raises:
         NkiValidationError: an engine that does not have the instruction.
     """
-    name = _ENGINE_NAMES.get(given)
+    name = _ENGINE_NAMES.get(given) if isinstance(given, engines) else None
     if name is None:
         raise broken(instruction, "engine", repr(given), "is no member of nki.isa.engine")
     if name == "unknown":
@@ -203,6 +204,19 @@ def written(dst: NkiTensor) -> None:
     """Note that another engine than the tensor engine has written PSUM: the next matmul overwrites."""
     if dst.buffer is MemoryRegion.psum:
         dst.start(1)
+
+
+def member(instruction: str, name: str, value: Any, enumeration: type[Enum]) -> None:
+    """Check that an argument is a member of an enumeration of nki.isa, and not its name.
+
+    Raises:
+        NkiValidationError: it is not.
+    """
+    if not isinstance(value, enumeration):
+        choices = ", ".join(f"nisa.{enumeration.__name__}.{each.name}" for each in enumeration)
+        raise broken(
+            instruction, name, repr(value), f"is no member of nki.isa.{enumeration.__name__}", f"Pass one of {choices}."
+        )
 
 
 def free(core: Core, elements: float, factor: float = 1.0) -> float:

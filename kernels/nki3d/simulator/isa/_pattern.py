@@ -17,7 +17,7 @@ from ..memory import start_partitions
 from ..objects import NkiInstruction
 from ..operators import equal
 from ..tensor import NkiTensor
-from .common import ON_CHIP, SBUF, check_tile, destination, free, operand, same_size, store, written
+from ._common import ON_CHIP, SBUF, check_tile, destination, free, operand, same_size, store, written
 
 __all__ = [
     "affine_select",

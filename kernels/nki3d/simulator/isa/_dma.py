@@ -16,10 +16,10 @@ from ..errors import broken
 from ..indirection import OutOfBoundsError
 from ..objects import MemoryRegion, NkiInstruction
 from ..tensor import NkiTensor
-from .common import NOT_PSUM, ON_CHIP, SBUF
-from .enums import dge_mode as dge_modes
-from .enums import engine as engines
-from .enums import oob_mode as oob_modes
+from ._common import NOT_PSUM, ON_CHIP, SBUF, member
+from ._enums import dge_mode as dge_modes
+from ._enums import engine as engines
+from ._enums import oob_mode as oob_modes
 
 __all__ = ["dma_compute", "dma_copy", "dma_transpose"]
 
@@ -50,6 +50,7 @@ def dma_copy(
         NkiValidationError: PSUM, different counts, an illegal mode, or an address out of bounds.
     """
     core = current("dma_copy")
+    member("dma_copy", "oob_mode", oob_mode, oob_modes)
     _check_side("dma_copy", "dst", dst)
     _check_side("dma_copy", "src", src)
     _check_modes(core, "dma_copy", priority, dge_mode, engine, dst, src)
@@ -75,6 +76,8 @@ def _check_side(instruction: str, name: str, tensor: Any) -> None:
 def _check_modes(
     core: Core, instruction: str, priority: int | None, mode: dge_modes, engine: engines, dst: NkiTensor, src: NkiTensor
 ) -> None:
+    member(instruction, "dge_mode", mode, dge_modes)
+    member(instruction, "engine", engine, engines)
     if priority is not None:
         if core.machine.nc_version < 4:
             raise broken(instruction, "priority", str(priority), "needs NeuronCore-v4 (trn3)")
@@ -118,10 +121,10 @@ def _move(dst: NkiTensor, src: NkiTensor, mode: oob_modes) -> None:
         return
     try:
         values, target = src.read(), dst.array
-    except OutOfBoundsError:
+    except OutOfBoundsError as error:
         if mode is oob_modes.skip:
             return
-        raise
+        raise OutOfBoundsError(f"dma_copy: {error}. Bound it, or pass oob_mode.skip.") from None
     values = _converted(values, src, dst)
     target[...] = values if values.shape == dst.shape else values.reshape(dst.shape)
 
@@ -182,6 +185,7 @@ def dma_transpose(
         NkiValidationError: another shape, type, memory or mode.
     """
     core = current("dma_transpose")
+    member("dma_transpose", "oob_mode", oob_mode, oob_modes)
     _check_side("dma_transpose", "dst", dst)
     _check_side("dma_transpose", "src", src)
     if dst.buffer not in SBUF:
@@ -288,6 +292,7 @@ def dma_compute(
     """
     core = current("dma_compute")
     srcs = tuple(srcs)
+    member("dma_compute", "oob_mode", oob_mode, oob_modes)
     _check_side("dma_compute", "dst", dst)
     if not 1 <= len(srcs) <= 16:
         raise broken("dma_compute", "srcs", f"{len(srcs)} tensors", "must be 1 to 16")
@@ -357,13 +362,18 @@ def _account(core: Core, instruction: str, dst: NkiTensor, srcs: tuple[NkiTensor
             else:
                 core.hbm_read_bytes += size
         moved = max(moved, size)
-        descriptors = max(descriptors, pieces(tensor))
-    moved = moved * len(srcs)
+        if instruction != "dma_transpose" or tensor is not dst:
+            # a transposing DMA cuts its source only: its engine turns the elements round
+            descriptors = max(descriptors, pieces(tensor))
+    work = moved * len(srcs)
+    if instruction == "dma_transpose":
+        from_hbm = srcs[0].buffer not in ON_CHIP
+        work = round(work / (machine.dma_transpose_hbm_rate if from_hbm else machine.dma_transpose_sbuf_rate))
     partitions = [tensor.shape[0] for tensor in (dst, *srcs) if tensor.buffer is MemoryRegion.sbuf]
     used = machine.dma_engines
     if partitions:
         used = min(used, -(-max(partitions) // machine.dma_partitions_per_engine))
-    return core.issue_dma(instruction, (dst,), srcs, moved, descriptors * len(srcs), used)
+    return core.issue_dma(instruction, (dst,), srcs, work, descriptors * len(srcs), used)
 
 
 def pieces(tensor: NkiTensor) -> int:

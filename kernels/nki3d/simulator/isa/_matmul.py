@@ -14,9 +14,9 @@ from ..errors import broken
 from ..memory import start_partitions
 from ..objects import NkiInstruction
 from ..tensor import NkiTensor
-from .common import ON_CHIP, PSUM, SBUF, check_tile, choose, free
-from .enums import engine as engines
-from .enums import matmul_perf_mode
+from ._common import ON_CHIP, PSUM, SBUF, check_tile, choose, free, member
+from ._enums import engine as engines
+from ._enums import matmul_perf_mode
 
 __all__ = ["nc_matmul", "nc_transpose"]
 
@@ -63,6 +63,9 @@ def nc_matmul(
     check_tile(core, "nc_matmul", "dst", dst, PSUM)
     check_tile(core, "nc_matmul", "stationary", stationary, SBUF)
     check_tile(core, "nc_matmul", "moving", moving, SBUF)
+    member("nc_matmul", "perf_mode", perf_mode, matmul_perf_mode)
+    if is_transpose and perf_mode is matmul_perf_mode.double_row:
+        raise broken("nc_matmul", "perf_mode", "double_row", "cannot be combined with transpose mode")
     _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
 
     contracted = stationary.shape[0]
@@ -70,10 +73,11 @@ def nc_matmul(
         raise broken(
             "nc_matmul", "moving", f"partition dimension {moving.shape[0]}", f"differs from that of `stationary`, {contracted}"
         )
+    _check_same_rows(stationary, moving)
     rows = _double_row(core, stationary, moving, tile_size) if perf_mode is matmul_perf_mode.double_row else 1
     columns, count = stationary.free_size // rows, moving.free_size // rows
     _check_sizes(core, dst, columns, count)
-    _check_array_tile(core, contracted, columns, tile_position, tile_size, dst, stationary)
+    _check_array_tile(core, contracted, columns, tile_position, tile_size, dst, stationary, moving)
 
     weights = to_float32(stationary.read(32)).reshape(contracted * rows, columns)
     data = to_float32(moving.read(32)).reshape(contracted * rows, count)
@@ -162,7 +166,14 @@ def _check_sizes(core: Core, dst: NkiTensor, columns: int, count: int) -> None:
 
 
 def _check_array_tile(
-    core: Core, contracted: int, columns: int, position: Any, size: Any, dst: NkiTensor, stationary: NkiTensor
+    core: Core,
+    contracted: int,
+    columns: int,
+    position: Any,
+    size: Any,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
 ) -> None:
     """Check the tile of the array, and that it meets the partitions of the operands."""
     if not position and not size:
@@ -185,7 +196,11 @@ def _check_array_tile(
             )
         if used > tile:
             raise broken("nc_matmul", "stationary", f"{used} {name}s", f"exceed the tile's {tile}")
-    for name, tensor, start in (("dst", dst, position[1]), ("stationary", stationary, position[0])):
+    for name, tensor, start in (
+        ("dst", dst, position[1]),
+        ("stationary", stationary, position[0]),
+        ("moving", moving, position[0]),
+    ):
         if not _can_start_at(tensor, start):
             raise broken(
                 "nc_matmul",
@@ -195,13 +210,35 @@ def _check_array_tile(
             )
 
 
-def _can_start_at(tensor: NkiTensor, partition: int) -> bool:
-    """Whether a view starts at a partition, or would if the compiler places its tensor well."""
+def _check_same_rows(stationary: NkiTensor, moving: NkiTensor) -> None:
+    """Check that both operands lie on the same partitions, which are the rows of the array."""
+    if stationary.start_partition == moving.start_partition:
+        return
+    starts = [
+        {base + tensor.start_partition - tensor.storage.base_partition for base in _bases(tensor)}
+        for tensor in (stationary, moving)
+    ]
+    if not starts[0] & starts[1]:
+        raise broken(
+            "nc_matmul",
+            "moving",
+            f"start partition {moving.start_partition}",
+            f"differs from that of `stationary`, {stationary.start_partition}",
+            "Place both on the same partitions.",
+        )
+
+
+def _bases(tensor: NkiTensor) -> tuple[int, ...]:
+    """The partitions where the tensor of a view may begin: its address, or all that the compiler may choose."""
     allocation = tensor.storage.allocation
     if allocation is None or allocation.address is not None:
-        return tensor.start_partition == partition
-    base = partition - tensor.start_partition
-    return base in start_partitions(allocation.partitions)
+        return (tensor.storage.base_partition,)
+    return start_partitions(allocation.partitions)
+
+
+def _can_start_at(tensor: NkiTensor, partition: int) -> bool:
+    """Whether a view starts at a partition, or would if the compiler places its tensor well."""
+    return partition - tensor.start_partition + tensor.storage.base_partition in _bases(tensor)
 
 
 def _transposed(stationary: NkiTensor, moving: NkiTensor, weights: np.ndarray, data: np.ndarray) -> np.ndarray:

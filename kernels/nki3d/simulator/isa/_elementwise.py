@@ -10,11 +10,11 @@ import numpy as np
 
 from ..alu import Operator, name_of, operator_of
 from ..core import Core, current
-from ..dtypes import PACKED, is_integer, numpy_dtype
+from ..dtypes import PACKED, from_float32, is_integer, numpy_dtype
 from ..errors import broken
 from ..objects import MemoryRegion, NkiInstruction
 from ..tensor import NkiTensor
-from .common import (
+from ._common import (
     ON_CHIP,
     PSUM,
     check_free_size,
@@ -33,7 +33,7 @@ from .common import (
     vector,
     written,
 )
-from .enums import engine as engines
+from ._enums import engine as engines
 
 __all__ = [
     "memset",
@@ -108,7 +108,10 @@ def memset(dst: NkiTensor, value: float, engine: engines = engines.unknown, name
         info = np.iinfo(numpy_dtype(dst.dtype))
         if not info.min <= int(value) <= info.max:
             raise broken("memset", "value", f"{value} for {dst.dtype}", f"is outside [{info.min}, {info.max}]")
-    dst.array[...] = numpy_dtype(dst.dtype).type(value)
+    if is_integer(dst.dtype) or dst.dtype in PACKED:
+        dst.array[...] = numpy_dtype(dst.dtype).type(value != 0 if dst.dtype == "bool" else value)
+    else:
+        dst.array[...] = from_float32(np.asarray(value, np.float32), dst.dtype)
     written(dst)
     return core.issue("memset", chosen, free(core, dst.free_size, core.machine.memset_factor), (dst,), ())
 
@@ -281,6 +284,8 @@ def tensor_scalar(
         cycles = free(core, data.free_size, core.machine.gpsimd_rsqrt_factor)
     else:
         cycles = copy_cycles(core, chosen, dst, data)
+        if "reciprocal" in (first.name, second.name if second is not None else ""):
+            cycles = max(cycles, free(core, data.free_size, core.machine.reciprocal_factor))
     return core.issue("tensor_scalar", chosen, cycles, (dst,), reads)
 
 
@@ -312,7 +317,7 @@ def _scalar_engine(core: Core, engine: engines, first: Operator, second: Operato
 def _bitwise_steps(core: Core, dst: NkiTensor, data: NkiTensor, steps: Any) -> None:
     _check_integers("tensor_scalar", dst=dst, data=data)
     values = data.read()
-    for operator, given, _, label in steps:
+    for operator, given, reverse, label in steps:
         if operator is None:
             continue
         if operator.name == "invert":
@@ -330,7 +335,8 @@ def _bitwise_steps(core: Core, dst: NkiTensor, data: NkiTensor, steps: Any) -> N
             if isinstance(other, np.ndarray)
             else np.array(int(other) & ((1 << width) - 1), f"uint{width}").view(values.dtype)
         )
-        values = operator.function(values, bits.astype(values.dtype) if isinstance(other, np.ndarray) else bits)
+        bits = np.broadcast_to(bits.astype(values.dtype), values.shape)
+        values = operator.function(bits, values) if reverse else operator.function(values, bits)
     if data.itemsize != dst.itemsize:
         raise broken(
             "tensor_scalar", "data", f"dtype {data.dtype}", f"must be as wide as `dst`, {dst.dtype}: bits are not converted"
