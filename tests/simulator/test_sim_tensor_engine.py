@@ -300,6 +300,17 @@ def test_accumulate_true_after_memset_is_an_error_on_trn2():
         run(kernel, f32([1]))
 
 
+def test_accumulate_true_after_memset_adds_on_trn3():
+    def kernel(a):
+        x = tile_of(a)
+        dst = psum(1, 1)
+        nisa.memset(dst, 5.0)
+        nisa.nc_matmul(dst, x, x, accumulate=True)
+        return out(dst)
+
+    same(run(kernel, f32([2]), target="trn3"), [[9]])
+
+
 def test_reading_psum_does_not_end_an_accumulation_that_continues_explicitly():
     def kernel(a):
         x = tile_of(a)

@@ -326,6 +326,13 @@ def _bitwise_steps(core: Core, dst: NkiTensor, data: NkiTensor, steps: Any) -> N
         other = vector(core, "tensor_scalar", label, given, data, dtypes=None)
         if isinstance(other, np.ndarray):
             _check_integers("tensor_scalar", **{label: given})
+            if other.dtype.itemsize != values.dtype.itemsize:
+                raise broken(
+                    "tensor_scalar",
+                    label,
+                    f"dtype {given.dtype}",
+                    f"must be as wide as `data`, {data.dtype}: bits are not converted",
+                )
         elif isinstance(other, float | np.floating):
             raise broken("tensor_scalar", label, repr(given), "must be an integer for a bitwise operator")
         width = 8 * values.dtype.itemsize
