@@ -187,7 +187,7 @@ class Memory:
                 f"exceed {capacity} B, {what} of {machine.name}",
             )
         if address is not None:
-            address = self._checked_address(address, partitions, needed, region, capacity, function)
+            address = self._checked_address(address, partitions, needed, kind.itemsize, region, capacity, function)
         raw = np.empty(partitions * elements, kind)
         fill_poison(raw, dtype)
         storage = Storage(raw, region, name, needed, 0 if address is None else address[0])
@@ -198,7 +198,7 @@ class Memory:
         return storage
 
     def _checked_address(
-        self, address: Any, partitions: int, needed: int, region: str, capacity: int, function: str
+        self, address: Any, partitions: int, needed: int, itemsize: int, region: str, capacity: int, function: str
     ) -> tuple[int, int]:
         try:
             partition, offset = (int(part) for part in address)
@@ -224,8 +224,10 @@ class Memory:
                 f"{address}: byte offset {offset}",
                 f"is no multiple of a PSUM bank, {machine.psum_bank_bytes} B",
             )
-        if region == "sbuf" and offset % 4:
-            raise broken(function, "address", f"{address}: byte offset {offset}", "is no multiple of 4 B")
+        if region == "sbuf" and offset % itemsize:
+            raise broken(
+                function, "address", f"{address}: byte offset {offset}", f"is no multiple of the element's {itemsize} B"
+            )
         return partition, offset
 
     def banks(self, allocation: Allocation) -> int:

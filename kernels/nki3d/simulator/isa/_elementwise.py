@@ -175,7 +175,9 @@ def tensor_tensor(
         _exact(dst, operator, data1, data2)
     else:
         store(dst, _operate(operator, read_like(data1, dst), read_like(data2, dst), False))
-    return core.issue("tensor_tensor", chosen, _two_input_cycles(core, operator, dst, data1, data2), (dst,), (data1, data2))
+    return core.issue(
+        "tensor_tensor", chosen, _two_input_cycles(core, chosen, operator, dst, data1, data2), (dst,), (data1, data2)
+    )
 
 
 def _exact(dst: NkiTensor, operator: Operator, data1: NkiTensor, data2: NkiTensor) -> None:
@@ -202,8 +204,10 @@ def _bitwise(instruction: str, dst: NkiTensor, operator: Operator, left: Any, ri
     written(dst)
 
 
-def _two_input_cycles(core: Core, operator: Operator, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> float:
+def _two_input_cycles(core: Core, engine: str, operator: Operator, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> float:
     machine = core.machine
+    if engine != "vector":
+        return free(core, dst.free_size, machine.two_input_factor)  # the fast modes are Vector's
     if data1.buffer in PSUM or data2.buffer in PSUM:
         return free(core, dst.free_size)
     if two_bytes(dst, data1, data2):
