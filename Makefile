@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch bench-simulator check clean
+.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch bench-simulator bench-kernels check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -60,6 +60,9 @@ bench-torch: $(INSTALLED) ## install torch for the comparison
 # One core and one thread of BLAS: a figure that does not depend on what else the machine does.
 bench-simulator: $(INSTALLED) ## speed of the NKI interpreter
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulator
+
+bench-kernels: $(INSTALLED) ## what the NKI kernels issue on trn2 (simulated), beside the vendor's
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
