@@ -23,7 +23,7 @@ test: $(INSTALLED) ## the test suite, one process per core
 
 # The core of the suite on the oldest JAX that is supported, without Flax, which needs a newer one.
 OLDEST_JAX := 0.7.2
-OLDEST_TESTS := $(addprefix tests/test_,cases.py lowering.py options.py plan.py transformations.py wanted_gradients.py)
+OLDEST_TESTS := $(addprefix tests/test_,bridge.py cases.py lowering.py options.py plan.py simulate.py transformations.py wanted_gradients.py)
 
 test-oldest: $(VENV)-oldest/.installed ## the core of the test suite on the oldest JAX
 	$(VENV)-oldest/bin/python -m pytest --numprocesses=auto $(OLDEST_TESTS)

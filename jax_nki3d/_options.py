@@ -14,11 +14,14 @@ IMPLEMENTATIONS = ("lax", "nki", "simulate")
 ENVIRONMENT_VARIABLE = "JAX_NKI3D_IMPLEMENTATION"
 # Read once: a value that changed later could not reach functions that are already compiled.
 _ENVIRONMENT = os.environ.get(ENVIRONMENT_VARIABLE) or None
+CHECK_VARIABLE = "JAX_NKI3D_CHECK_KERNELS"
+_CHECK = os.environ.get(CHECK_VARIABLE) != "0"
 
 
 class _Options(NamedTuple):
     implementation: str | None = None
     forward_mode: bool | None = None
+    check_kernels: bool | None = None
 
 
 # A user context is part of the key of JAX's compilation caches, so that a jitted function is traced again under other options.
@@ -26,7 +29,9 @@ _context = jax.make_user_context(_Options())
 
 
 @contextlib.contextmanager
-def options(*, implementation: str | None = None, forward_mode: bool | None = None) -> Iterator[None]:
+def options(
+    *, implementation: str | None = None, forward_mode: bool | None = None, check_kernels: bool | None = None
+) -> Iterator[None]:
     """Sets the defaults of the operations called inside a `with` block.
 
     An option that is not given, or None, keeps the value of the surrounding block; an argument of a call wins over both.
@@ -36,10 +41,12 @@ def options(*, implementation: str | None = None, forward_mode: bool | None = No
     Args:
         implementation: "lax", "nki" or "simulate"; see `conv3d`.
         forward_mode: whether `jax.jvp`, `jax.jacfwd` and `jax.linearize` work on the operations; see `conv3d`.
+        check_kernels: whether the first use of each NKI kernel on a device compares it with lax on one small case, and raises
+            a RuntimeError if they differ. True unless the environment variable JAX_NKI3D_CHECK_KERNELS is 0.
 
     Raises:
         ValueError: an unknown implementation.
-        TypeError: `forward_mode` is not a bool.
+        TypeError: `forward_mode` or `check_kernels` is not a bool.
 
     Example:
         >>> import jax, numpy as np, jax_nki3d
@@ -51,10 +58,12 @@ def options(*, implementation: str | None = None, forward_mode: bool | None = No
     """
     check_implementation("options", implementation)
     check_forward_mode("options", forward_mode)
+    check_switch("options", "check_kernels", check_kernels)
     outer = _context.value
     inner = _Options(
         outer.implementation if implementation is None else implementation,
         outer.forward_mode if forward_mode is None else forward_mode,
+        outer.check_kernels if check_kernels is None else check_kernels,
     )
     with _context(inner):
         yield
@@ -76,6 +85,12 @@ def resolve_forward_mode(operation: str, argument: bool | None) -> bool:
     return bool(_context.value.forward_mode if argument is None else argument)
 
 
+def kernels_are_checked() -> bool:
+    """Whether a kernel is compared with lax before its first use on a device."""
+    chosen = _context.value.check_kernels
+    return _CHECK if chosen is None else bool(chosen)
+
+
 def check_implementation(operation: str, value, source: str = "`implementation`") -> None:
     if value is not None and (not isinstance(value, str) or value not in IMPLEMENTATIONS):
         raise ValueError(
@@ -85,5 +100,9 @@ def check_implementation(operation: str, value, source: str = "`implementation`"
 
 
 def check_forward_mode(operation: str, value) -> None:
+    check_switch(operation, "forward_mode", value)
+
+
+def check_switch(operation: str, name: str, value) -> None:
     if value is not None and not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{operation}: `forward_mode` must be True, False or None, got {value!r}. Pass a Python bool.")
+        raise TypeError(f"{operation}: `{name}` must be True, False or None, got {value!r}. Pass a Python bool.")

@@ -120,21 +120,23 @@ def register(primitive: Primitive, rules: Rules) -> None:
     """Gives a primitive its rules."""
     primitive.multiple_results = True
     primitive.def_impl(partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(lambda *avals, **params: jax.make_jaxpr(partial(rules.shape, **params))(*avals).out_avals)
+    primitive.def_abstract_eval(partial(_types, primitive.name, rules))
     mlir.register_lowering(primitive, partial(_lower, primitive.name, rules))
     ad.primitive_jvps[primitive] = rules.jvp
     ad.primitive_transposes[primitive] = rules.transpose
     batching.primitive_batchers[primitive] = rules.batch
 
 
+def _types(name: str, rules: Rules, *avals, **params):
+    """The types of the results; binding a kernel that cannot run what was asked of it by name is an error here."""
+    _neuron.check(name, params, avals)
+    return jax.make_jaxpr(partial(rules.shape, **params))(*avals).out_avals
+
+
 def _lower(name: str, rules: Rules, ctx, *operands, **params):
     """One rule for every platform, since "neuron" may be unknown to JAX when this module is imported."""
     platforms = tuple(ctx.platforms or ctx.module_context.platforms)
-    body = None
-    if platforms == ("neuron",) and params["spec"].implementation is None:
-        body, reason = _neuron.choose(name, params)
-        if body is None:
-            _neuron.log_fallback(name, reason)
+    body = _neuron.body(name, platforms, params, ctx.avals_in)
     if body is None:
         formulations = _lax.CPU if "cpu" in platforms else _lax.NATIVE
         body = partial(rules.lax, formulations)

@@ -44,11 +44,13 @@ def conv3d(
             not torch's symmetric padding where the stride exceeds 1.
         dilation: distance between neighbouring taps: one int, or three.
         activation_fn: an `ActFnType` or its name, or None.
-        lnc_shard: on Neuron, split the work over the two cores of a logical core. No effect elsewhere.
+        lnc_shard: on Neuron, split the work over the two cores of a logical core. No effect unless
+            NEURON_LOGICAL_NC_CONFIG is 2.
         data_format: "NCDHW" or "NDHWC", for `x_in` and the result.
-        implementation: None for the NKI kernel on platform neuron, where it applies, and lax elsewhere; or "lax", "nki",
-            "simulate" for one by name. None also takes the value of `jax_nki3d.options(...)`, else that of the environment
-            variable JAX_NKI3D_IMPLEMENTATION.
+        implementation: None for the NKI kernel on platform neuron, where it applies, and lax elsewhere; or one by
+            name: "lax"; "nki", an error where the kernel cannot run; "simulate", the kernel in the NKI interpreter, on a CPU
+            and slowly. The last two know float32, bfloat16 and float16. None also takes the
+            value of `jax_nki3d.options(...)`, else that of the environment variable JAX_NKI3D_IMPLEMENTATION.
         forward_mode: True makes `jax.jvp`, `jax.jacfwd` and `jax.linearize` work, at the price of one more backward call when
             both gradients are wanted. Reverse mode, its repetitions and `jax.hessian` need no switch.
 

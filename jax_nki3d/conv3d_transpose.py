@@ -58,7 +58,8 @@ def conv3d_transpose(
         padding: elements cropped from both ends of each axis: one int, or three. May exceed dilation * (K - 1).
         dilation: distance between neighbouring taps: one int, or three.
         activation_fn: an `ActFnType` or its name, or None.
-        lnc_shard: on Neuron, split the work over the two cores of a logical core. No effect elsewhere.
+        lnc_shard: on Neuron, split the work over the two cores of a logical core. No effect unless
+            NEURON_LOGICAL_NC_CONFIG is 2.
         filter_shape: "KDHW_CI_CO", or "KDHW_CO_CI" for filters [K_d, K_h, K_w, C_out, C_in] (flipped, too).
         output_padding: elements added behind each axis: one int, or three, each below the stride or the dilation. It picks
             among the sizes that a strided convolution maps to one. Elements that no tap reaches hold the bias.

@@ -24,6 +24,22 @@ from tolerances import assert_close, assert_equal
 import jax_nki3d
 from jax_nki3d import avg_pooling_3d, avg_pooling_3d_backward, conv3d, conv3d_bwd, conv3d_transpose
 
+# Tests that ask for an implementation themselves, or look at programs that one implementation alone makes.
+OF_ONE_IMPLEMENTATION = re.compile(r"test_(h12|h16_refused|h17|h20_mixed|h24_(import|kernels|on_neuron|without)|every_case)")
+
+
+def pytest_generate_tests(metafunc):
+    """Every other test runs twice: as it stands, and with the NKI kernels in the interpreter."""
+    alone = OF_ONE_IMPLEMENTATION.match(metafunc.function.__name__)
+    metafunc.parametrize("implementation_in_force", [None] if alone else [None, "simulate"], ids=lambda name: name or "lax")
+
+
+@pytest.fixture(autouse=True)
+def _implementation(implementation_in_force):
+    with jax_nki3d.options(implementation=implementation_in_force):
+        yield
+
+
 SIXTEEN_BITS = ("bfloat16", "float16")
 ALL_DTYPES = ("float32", *SIXTEEN_BITS)
 
@@ -452,6 +468,7 @@ def test_h16_forms_of_one_argument_are_one_program(operation, caplog):
 def test_h16_jit_traces_once():
     """google/flax#5495, google/flax#2000, google/flax#3729, google/flax#1234, jax-ml/jax#2190, patrick-kidger/equinox#135"""
     x, w = pattern(1, 2, 6, 6, 6), pattern(2, 2, 2, 2, 2)
+    chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)
@@ -816,20 +833,19 @@ def calls_on_five_operations():
     }
 
 
-@pytest.mark.parametrize("implementation", ["nki", "simulate"])
 @pytest.mark.parametrize("operation", calls_on_five_operations())
-def test_h24_kernels_by_name_are_refused_where_they_cannot_run(operation, implementation):
+def test_h24_kernels_by_name_are_refused_where_they_cannot_run(operation):
     """aws-neuron/aws-neuron-sdk#1295, aws-neuron/aws-neuron-sdk#1152, aws-neuron/aws-neuron-sdk#347,
     aws-neuron/nki-samples#134"""
     call = calls_on_five_operations()[operation]
-    with pytest.raises(NotImplementedError, match=rf"{operation}: `implementation` is '{implementation}'.*'lax'"):
-        call(implementation=implementation)
+    with pytest.raises(NotImplementedError, match=rf"{operation}: `implementation` is 'nki', but nki is not installed.*'lax'"):
+        call(implementation="nki")
     with (
-        jax_nki3d.options(implementation=implementation),
+        jax_nki3d.options(implementation="nki"),
         pytest.raises(NotImplementedError, match=f"{operation}: `implementation`"),
     ):
         call()
-    call(implementation="lax")
+    jax.tree.map(lambda a, b: assert_equal(a, np.asarray(b)), call(implementation="lax"), call(implementation="simulate"))
 
 
 def test_h24_seven_taps_over_three_channels():

@@ -58,7 +58,7 @@ class Bad(NamedTuple):
 
 # A cure is a sentence that begins with a verb.
 CURE = re.compile(
-    r"[.;] (Add|Apply|Cast|Choose|Convert|Drop|Give|Leave|Make|Pad|Pass|Reshape|Set|Swap|Take|Transpose|Use|Write)\b"
+    r"[.;] (Add|Apply|Cast|Choose|Convert|Drop|Give|Install|Leave|Make|Pad|Pass|Reshape|Set|Swap|Take|Transpose|Use|Write)\b"
 )
 
 
@@ -197,9 +197,8 @@ def choices():
             yield Bad(
                 operation, "implementation", {"implementation": value}, ValueError, ("'lax', 'nki', 'simulate'", repr(value))
             )
-        for value in ("nki", "simulate"):
-            said = (repr(value), f"for {operation}", "Use implementation='lax'")
-            yield Bad(operation, "implementation", {"implementation": value}, NotImplementedError, said)
+        said = ("'nki'", "nki is not installed", "Install", "or 'lax'")
+        yield Bad(operation, "implementation", {"implementation": "nki"}, NotImplementedError, said)
         for value in (0, 1, "True"):
             yield Bad(operation, "forward_mode", {"forward_mode": value}, TypeError, (repr(value), "Pass a Python bool"))
             if operation in CONVOLUTIONS:

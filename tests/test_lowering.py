@@ -86,7 +86,7 @@ def test_the_neuron_branch_takes_a_kernel_where_there_is_one(row, rng, monkeypat
 
     jax.interpreters.mlir.register_lowering(kernel_p, lower_kernel)
 
-    def choose(operation, params):
+    def choose(operation, params, avals):
         rules_of = {p.name: p for p in _primitive.PRIMITIVES}
 
         def call(*operands, **params):

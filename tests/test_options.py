@@ -72,8 +72,10 @@ def test_an_argument_wins():
         assert not works_in_forward_mode(lambda x: jax_nki3d.conv3d(x, W, forward_mode=False))
     with jax_nki3d.options(forward_mode=False):
         assert works_in_forward_mode(lambda x: jax_nki3d.conv3d(x, W, forward_mode=True))
-    with jax_nki3d.options(implementation="simulate"), pytest.raises(NotImplementedError, match="simulate"):
+    with jax_nki3d.options(implementation="nki"), pytest.raises(NotImplementedError, match="nki is not installed"):
         jax_nki3d.conv3d(X, W)
+    with jax_nki3d.options(implementation="simulate"):
+        assert implementation_of(lambda x: jax_nki3d.conv3d(x, W), X) == "simulate"
     with jax_nki3d.options(implementation="simulate"):
         assert implementation_of(lambda x: jax_nki3d.conv3d(x, W, implementation="lax"), X) == "lax"
 
@@ -109,3 +111,15 @@ def test_the_backward_pass_uses_what_the_forward_pass_used():
     jaxpr = jax.make_jaxpr(pullback)(X)
     specs = [eqn.params["spec"] for eqn in jaxpr.jaxpr.eqns if "spec" in eqn.params]
     assert [spec.implementation for spec in specs] == ["lax"]
+
+
+def test_whether_kernels_are_checked(monkeypatch):
+    assert _options.kernels_are_checked()
+    with jax_nki3d.options(check_kernels=False):
+        assert not _options.kernels_are_checked()
+        with jax_nki3d.options(implementation="lax"):
+            assert not _options.kernels_are_checked()
+    monkeypatch.setattr(_options, "_CHECK", False)
+    assert not _options.kernels_are_checked()
+    with jax_nki3d.options(check_kernels=True):
+        assert _options.kernels_are_checked()

@@ -3,6 +3,7 @@
 """The backward pass of 3-D average pooling."""
 
 from ._nki import nki, nl
+from .planning.conv import shape_of
 from .planning.pooling import plan_pooling, pooling
 from .pooling import pool
 
@@ -27,7 +28,8 @@ def avg_pooling_3d_backward(
 
     Args:
         grad_output: gradient of the output, [B, C, D_out, H_out, W_out] in `output_format`, in HBM.
-        input_tensor: the forward pass's input, in `data_format`, in HBM; only its shape and dtype are read.
+        input_tensor: the forward pass's input, in `data_format`, in HBM, of which only shape and dtype are read.
+            Its shape alone, a tuple, is enough: the gradient then has the dtype of `grad_output`.
         kernel_size: as given to `avg_pooling_3d`.
         stride: as given to `avg_pooling_3d`.
         padding: as given to `avg_pooling_3d`.
@@ -52,10 +54,11 @@ def avg_pooling_3d_backward(
                 dx = sum(dy over the planes that cover it); dx = sum(dx over columns); dx = sum(dx over rows)
                 store(round(dx)), once for each plane that equals it
     """
+    dtype = (grad_output if isinstance(input_tensor, tuple) else input_tensor).dtype
     given = pooling(
         "avg_pooling_3d_backward",
-        input_tensor.shape,
-        input_tensor.dtype,
+        shape_of(input_tensor),
+        dtype,
         kernel_size,
         stride,
         padding,

@@ -16,6 +16,7 @@ Without stacking the window holds no padding: each matmul is clipped to the bloc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -294,33 +295,52 @@ def plan_gather(
                 rough.append(
                     (_roughly(axes, elements, stack, rows_in, tiles, itemsize), len(rough), (axes, elements, stack, unit))
                 )
-    best: tuple[float, GatherPlan] | None = None
-    reasons: list[str] = []
     # the unpacked form is always tried: it needs the least memory
-    for _, _, (axes, elements, stack, unit) in _candidates(rough):
+    plain, ones = axes_of(1, 1), (1, 1, 1)
+    single = tuple((pair,) for pair in itertools.product(range(plain[0].block), range(plain[1].block)))
+    best: tuple[float, GatherPlan] | None = None
+    reason = ""
+    for axes, elements, stack, unit in [*_candidates(rough), (plain, single, ones, ones)]:
         columns = tuple(_columns(axes, elements, stack, unit, taps))
         try:
             plan = _fit(
-                axes, taps, rows_in, columns_out, row_tile, column_tile, stack, unit, columns, itemsize, budget, cores, batch
+                axes, taps, rows_in, columns_out, row_tile, column_tile, stack, unit, columns, itemsize, budget, 1, batch
             )
-        except Unsupported as reason:
-            reasons.append(str(reason))
+        except Unsupported as unsupported:
+            reason = str(unsupported)
             continue
         cost = _cost(plan, batch)
         if best is None or cost < best[0]:
             best = cost, plan
     if best is None:
-        raise Unsupported(reasons[-1])
+        raise Unsupported(reason)
     plan = best[1]
+    if cores > 1:
+        # the same sums in the same order, cut into shares
+        plan = _fit(
+            plan.axes,
+            taps,
+            rows_in,
+            columns_out,
+            row_tile,
+            column_tile,
+            plan.stack,
+            plan.unit,
+            plan.columns,
+            itemsize,
+            budget,
+            cores,
+            batch,
+        )
     times = _times(plan, batch)
     # Scalar alone takes 1.8 times as long to evict as both together
     return dataclasses.replace(plan, vector_share=2 if 1.8 * times.evict > max(times.tensor, times.dma) else 0)
 
 
 def _candidates(rough: list[Any]) -> list[Any]:
-    """The best on the whole, the best of each block size, since stores like blocks of depth, and the unpacked form, which needs the least memory."""
+    """The best on the whole, and the best of each block size, since stores like blocks of depth."""
     ordered = sorted(rough, key=lambda entry: entry[:2])
-    chosen = {entry[1]: entry for entry in [*ordered[:CANDIDATES], rough[0]]}
+    chosen = {entry[1]: entry for entry in ordered[:CANDIDATES]}
     blocks: set[tuple[int, int]] = set()
     for entry in ordered:
         axes = entry[2][0]
@@ -328,7 +348,7 @@ def _candidates(rough: list[Any]) -> list[Any]:
         if key not in blocks and len(blocks) < BLOCK_SIZES:
             blocks.add(key)
             chosen[entry[1]] = entry
-    return list(chosen.values())
+    return [entry[2] for entry in chosen.values()]
 
 
 def _roughly(axes: Axes, elements: Elements, stack: Sizes, rows_in: int, column_tiles: int, itemsize: int) -> float:
