@@ -61,8 +61,8 @@ bench-torch: $(INSTALLED) ## install torch for the comparison
 bench-simulator: $(INSTALLED) ## speed of the NKI interpreter
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.simulator
 
-bench-kernels: $(INSTALLED) ## what the NKI kernels issue on trn2 (simulated), beside the vendor's
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels
+bench-kernels: $(INSTALLED) ## what the NKI kernels issue on trn2 (simulated), beside the vendor's; writes docs/kernels.md
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels --markdown docs/kernels.md
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
