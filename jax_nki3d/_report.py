@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from . import _neuron
@@ -18,6 +19,7 @@ from ._primitive import PRIMITIVES
 from ._spec import AvgPooling3dSpec, Conv3dSpec, ConvTranspose3dSpec
 
 _NAMES = {p.name for p in PRIMITIVES}
+_BACKWARD = ("conv3d_bwd", "avg_pooling_3d_backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +53,35 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `explain` found: each kind of operation, and how often it occurs. `str()` makes a table of it."""
+    """What `explain` found: each kind of operation, and how often it occurs. `str()` makes two tables of it.
+
+    Attributes:
+        platform: what `Entry.implementation` speaks of.
+        counts: the operations in the function.
+        gradient: those that its gradient adds, with respect to every floating-point argument.
+    """
 
     platform: str
     counts: tuple[tuple[Entry, int], ...]
+    gradient: tuple[tuple[Entry, int], ...] = ()
 
     def __str__(self) -> str:
         if not self.counts:
             return f"No operation of jax_nki3d on platform {self.platform}."
-        rows = [("operation", "count", "operands", "implementation", "formulation")]
-        for entry, count in self.counts:
+        found = [*self.counts, *self.gradient]
+        rows = [("operation", "in", "count", "operands", "implementation", "formulation")]
+        for number, (entry, count) in enumerate(found):
             operands = f"{entry.dtype} " + " ".join(str(list(shape)).replace(" ", "") for shape in entry.shapes)
-            rows.append((entry.operation, str(count), operands, entry.implementation, entry.how))
+            where = "function" if number < len(self.counts) else "gradient"
+            rows.append((entry.operation, where, str(count), operands, entry.implementation, entry.how))
         lines = [f"Platform {self.platform}:", *table(rows), "", "Kernels on neuron (computed for one call; nothing was run):"]
         costs = [("operation", "multiply-adds", "bytes", "at least", "runs as")]
-        for entry, _ in self.counts:
+        for entry, _ in found:
             time = "?" if entry.microseconds is None else f"{entry.microseconds:.3g} us"
             costs.append((entry.operation, _grouped(entry.multiply_adds), _grouped(entry.bytes), time, entry.neuron))
         header, *priced = table(costs)
         lines.append(header)
-        for row, (entry, _) in zip(priced, self.counts, strict=True):
+        for row, (entry, _) in zip(priced, found, strict=True):
             lines.append(row)
             for line in entry.plans:
                 lines += textwrap.wrap(line, 126, initial_indent="  ", subsequent_indent="      ")
@@ -88,10 +99,11 @@ def _grouped(number: int | None) -> str:
 
 
 def explain(function: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
-    """Lists the operations of this library in a function, what runs each of them, and what the NKI kernels would do.
+    """Lists the operations of this library in a function and in its gradient, what runs each, and what the NKI kernels would do.
 
-    The function is traced, not run: arguments may be arrays or `jax.ShapeDtypeStruct`s. To see a backward pass, give a
-    gradient: `explain(jax.grad(loss), params, batch)`.
+    The function is traced, not run: arguments may be arrays or `jax.ShapeDtypeStruct`s. The gradient is that with respect to
+    every floating-point argument; to see which operations another one needs, give it: `explain(jax.grad(loss), params, batch)`.
+    No gradient is listed of a function that already holds a backward pass, nor of one that JAX can't differentiate in reverse.
 
     Args:
         function: any function of JAX.
@@ -110,17 +122,53 @@ def explain(function: Callable, *args: Any, platform: str | None = None, **kwarg
         >>> report = jax_nki3d.explain(lambda w: jax_nki3d.conv3d_transpose(x, w, stride=2), w, platform="cpu")
         >>> print(report)  # doctest: +ELLIPSIS
         Platform cpu:
-        operation         count  operands                         implementation  formulation
-        conv3d_transpose  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             one product per block
+        operation         in        count  operands                         implementation  formulation
+        conv3d_transpose  function  1      float32 [1,8,4,4,4] [2,2,2,8,4]  lax             one product per block
+        conv3d_bwd (dw)   gradient  1      ...
         <BLANKLINE>
         Kernels on neuron (computed for one call; nothing was run):
         operation         multiply-adds  bytes   at least   runs as
         conv3d_transpose  16,384         11,264  0.0306 us  ...
+        conv3d_bwd (dw)   16,384         11,264  0.0306 us  ...
     """
     platform = jax.default_backend() if platform is None else platform
-    closed = jax.make_jaxpr(lambda a, k: function(*a, **k))(args, kwargs)
-    entries = Counter(_entry(eqn, platform) for eqn in _equations(closed.jaxpr))
-    return Report(platform, tuple(entries.items()))
+
+    def found(traced: Callable) -> Counter[Entry]:
+        return Counter(_entry(eqn, platform) for eqn in _equations(jax.make_jaxpr(traced)(args, kwargs).jaxpr))
+
+    def forward(args: tuple, kwargs: dict) -> Any:
+        return function(*args, **kwargs)
+
+    entries = found(forward)
+    if any(entry.operation.startswith(_BACKWARD) for entry in entries):
+        return Report(platform, tuple(entries.items()))
+    try:
+        added = found(_gradient(forward)) - entries
+    except (TypeError, ValueError, NotImplementedError):
+        # the function itself could be traced: it is its reverse mode that JAX refuses, as that of a while loop
+        added = Counter()
+    return Report(platform, tuple(entries.items()), tuple(added.items()))
+
+
+def _gradient(function: Callable) -> Callable:
+    """A function of the same arguments: the gradients of its floating-point results by its floating-point arguments."""
+
+    def is_real(leaf: Any) -> bool:
+        return jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.floating)
+
+    def gradient(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        numbers = [i for i, leaf in enumerate(leaves) if is_real(leaf)]
+
+        def of_numbers(values: list) -> list:
+            given = dict(zip(numbers, values, strict=True))
+            results = function(*jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)]))
+            return [result for result in jax.tree.leaves(results) if is_real(result)]
+
+        results, pullback = jax.vjp(of_numbers, [leaves[i] for i in numbers])
+        return pullback([jnp.ones_like(result) for result in results])
+
+    return gradient
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

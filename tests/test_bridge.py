@@ -454,6 +454,25 @@ def test_a_report_can_be_read(rng):
     assert max(map(len, text.splitlines())) <= 160
 
 
+def test_explain_lists_what_the_gradient_adds(rng):
+    x, w = rng.standard_normal((1, 2, 4, 4, 4)), rng.standard_normal((3, 3, 3, 2, 2))
+
+    def twice(x, w):
+        return jax_nki3d.conv3d(jax_nki3d.conv3d(x, w, padding=1), w, padding=1)
+
+    report = explain(twice, x, w)
+    assert [(entry.operation, count) for entry, count in report.counts] == [("conv3d", 2)]
+    assert [(entry.operation, count) for entry, count in report.gradient] == [("conv3d_bwd (dx, dw)", 2)]
+    assert "conv3d_bwd (dx, dw)  gradient  2" in str(report)
+    # labels that are integers have no gradient
+    (mixed,) = explain(lambda x, label: (jax_nki3d.avg_pooling_3d(x, 2), label + 1), x, 3).gradient
+    assert mixed[0].operation == "avg_pooling_3d_backward"
+    # of a gradient, and of what has none in reverse, nothing is added
+    assert explain(jax.grad(loss(twice), (0, 1)), x, w).gradient == ()
+    loop = explain(lambda x, n: jax.lax.while_loop(lambda s: s[1] < n, lambda s: (twice(s[0], w), s[1] + 1), (x, 0))[0], x, 3)
+    assert (loop.counts[0][1], loop.gradient) == (2, ())
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
