@@ -127,11 +127,18 @@ def case_of(values, rng):
     return Case(rng, size, kernel, stride, padding, planes, dtype, layouts, pad), target, lnc
 
 
+def assert_each_element_is_written_once(cost, result, plan, cores):
+    """Together with finite values: new memory is NaN. If padding does not count, each core also writes reciprocals in float32."""
+    reciprocals = 0 if plan.given.count_include_pad else sum(len(plan.divisors(axis)[1]) for axis in range(3))
+    assert cost.hbm_write_bytes == result.nbytes + 4 * cores * reciprocals
+
+
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_forward_agrees_with_the_oracle(number, rng):
     case, target, lnc = case_of(CASES[number], rng)
     y, cost = case.forward(target, lnc)
     assert np.isfinite(y.astype(np.float32)).all()
+    assert_each_element_is_written_once(cost, y, case.plan(False, target), lnc)
     expected = case.forward_terms()
     assert_close(y, expected, case.dtype)
     assert cost.sbuf_peak_bytes <= case.plan(False, target).sbuf_bytes <= BUDGET[target]
@@ -145,6 +152,7 @@ def test_forward_agrees_with_the_oracle(number, rng):
 def test_backward_agrees_with_the_oracle(number, rng):
     case, target, lnc = case_of(CASES[number], rng)
     dx, cost = case.backward(target, lnc)
+    assert_each_element_is_written_once(cost, dx, case.plan(True, target), lnc)
     assert np.isfinite(dx.astype(np.float32)).all()
     expected = case.backward_terms()
     assert_close(dx, expected, case.dtype)
