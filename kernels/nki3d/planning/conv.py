@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from .axis import Axis, convolution_axis, transposed_axis
@@ -176,6 +177,11 @@ def _triple(operation: str, name: str, value: Any, least: int) -> Triple:
     return values[0], values[1], values[2]
 
 
+def _axes(axis: Callable[[int, int], Axis]) -> Callable[[int, int], tuple[Axis, Axis, Axis]]:
+    """The three axes for blocks of r_d planes and r_h rows, made by `axis(index, block)`; width is never blocked."""
+    return lambda r_d, r_h: (axis(0, r_d), axis(1, r_h), axis(2, 1))
+
+
 @functools.lru_cache(maxsize=256)
 def conv3d_plan(
     size: Triple,
@@ -196,14 +202,10 @@ def conv3d_plan(
         Unsupported: nothing fits.
     """
 
-    def axes(r_d: int, r_h: int) -> tuple[Axis, Axis, Axis]:
-        made = [
-            convolution_axis(size[i], taps[i], stride[i], dilation[i], (padding[2 * i], padding[2 * i + 1]), r)
-            for i, r in ((0, r_d), (1, r_h), (2, 1))
-        ]
-        return made[0], made[1], made[2]
+    def axis(i: int, r: int) -> Axis:
+        return convolution_axis(size[i], taps[i], stride[i], dilation[i], (padding[2 * i], padding[2 * i + 1]), r)
 
-    return plan_gather(axes, taps, channels[0], channels[1], itemsize, budget, cores, batch, packed)
+    return plan_gather(_axes(axis), taps, channels[0], channels[1], itemsize, budget, cores, batch, packed)
 
 
 @functools.lru_cache(maxsize=256)
@@ -227,14 +229,10 @@ def conv3d_transpose_plan(
         Unsupported: nothing fits.
     """
 
-    def axes(r_d: int, r_h: int) -> tuple[Axis, Axis, Axis]:
-        made = [
-            flipped(transposed_axis(size[i], taps[i], stride[i], dilation[i], padding[i], out[i], r), taps[i])
-            for i, r in ((0, r_d), (1, r_h), (2, 1))
-        ]
-        return made[0], made[1], made[2]
+    def axis(i: int, r: int) -> Axis:
+        return flipped(transposed_axis(size[i], taps[i], stride[i], dilation[i], padding[i], out[i], r), taps[i])
 
-    return plan_gather(axes, taps, channels[0], channels[1], itemsize, budget, cores, batch, packed)
+    return plan_gather(_axes(axis), taps, channels[0], channels[1], itemsize, budget, cores, batch, packed)
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,14 +256,10 @@ def dx_plan(
         Unsupported: nothing fits.
     """
 
-    def axes(r_d: int, r_h: int) -> tuple[Axis, Axis, Axis]:
-        made = [
-            transposed_axis(out[i], taps[i], stride[i], dilation[i], padding[2 * i], size[i], r)
-            for i, r in ((0, r_d), (1, r_h), (2, 1))
-        ]
-        return made[0], made[1], made[2]
+    def axis(i: int, r: int) -> Axis:
+        return transposed_axis(out[i], taps[i], stride[i], dilation[i], padding[2 * i], size[i], r)
 
-    return plan_gather(axes, taps, channels[1], channels[0], itemsize, budget, cores, batch, packed)
+    return plan_gather(_axes(axis), taps, channels[1], channels[0], itemsize, budget, cores, batch, packed)
 
 
 def flipped(axis: Axis, taps: int) -> Axis:
