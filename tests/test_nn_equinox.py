@@ -204,6 +204,7 @@ REFUSED = [
     (lambda: transposed(2, 2, 3, groups=2), NotImplementedError, "`groups` must be 1"),
     (lambda: transposed(1, 1, 3, padding_mode="REFLECT"), NotImplementedError, "`padding_mode` must be"),
     (lambda: transposed(1, 1, 3, padding=3)(jnp.ones((1, 2, 4, 4))), ValueError, "nothing is left on axis D"),
+    (lambda: transposed(1, 1, 3, 2, output_padding=2), ValueError, "`output_padding` must be smaller than `stride`"),
     (lambda: AvgPool3d(2, padding=3), ValueError, "`padding` must not be larger than `kernel_size`"),
     (lambda: AvgPool3d(2, padding="SAME"), ValueError, "`padding` must be"),
     (lambda: AvgPool3d(2)(jnp.ones((4, 4, 4))), ValueError, "input must be"),

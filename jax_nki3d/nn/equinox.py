@@ -189,13 +189,20 @@ class ConvTranspose3d(eqx.nn.ConvTranspose3d):
         activation_fn: ActFnType | str | None = None,
     ):
         _check_groups("ConvTranspose3d", groups)
+        strides = as_steps("ConvTranspose3d", "stride", stride)
+        extra = as_triple("ConvTranspose3d", "output_padding", output_padding, 0)
+        if any(a >= b for a, b in zip(extra, strides, strict=True)):
+            raise ValueError(
+                f"ConvTranspose3d: `output_padding` must be smaller than `stride` {strides} on each axis, got {extra}. jnp.pad adds zeros "
+                "to a result."
+            )
         super().__init__(
             in_channels,
             out_channels,
             as_steps("ConvTranspose3d", "kernel_size", kernel_size),
-            as_steps("ConvTranspose3d", "stride", stride),
+            strides,
             padding=as_padding("ConvTranspose3d", padding, _NAMES),
-            output_padding=as_triple("ConvTranspose3d", "output_padding", output_padding, 0),
+            output_padding=extra,
             dilation=as_steps("ConvTranspose3d", "dilation", dilation),
             groups=groups,
             use_bias=use_bias,
