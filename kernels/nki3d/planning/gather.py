@@ -289,11 +289,16 @@ def plan_gather(
         if any(r > 1 and axis.blocks * axis.block >= axis.out + axis.block for r, axis in ((r_d, axes[0]), (r_h, axes[1]))):
             continue  # blocks larger than the output
         for elements in _element_tiles(axes, column_tile, packed):
+            neighbours = _neighbours(axes, elements)
             for stack, unit in (
                 _stacks(axes, elements, row_tile) if packed and rows_in <= ROWS // 2 else [((1, 1, 1), (1, 1, 1))]
             ):
                 rough.append(
-                    (_roughly(axes, elements, stack, rows_in, tiles, itemsize), len(rough), (axes, elements, stack, unit))
+                    (
+                        _roughly(axes, elements, neighbours, stack, rows_in, tiles, itemsize),
+                        len(rough),
+                        (axes, elements, stack, unit),
+                    )
                 )
     # the unpacked form is always tried: it needs the least memory
     plain, ones = axes_of(1, 1), (1, 1, 1)
@@ -351,13 +356,29 @@ def _candidates(rough: list[Any]) -> list[Any]:
     return [entry[2] for entry in chosen.values()]
 
 
-def _roughly(axes: Axes, elements: Elements, stack: Sizes, rows_in: int, column_tiles: int, itemsize: int) -> float:
+def _neighbours(axes: Axes, elements: Elements) -> tuple[list[tuple[int, int]], list[int]]:
+    """How many neighbours each tile of elements reads on depth and height, and each phase on width."""
+
+    def count(axis: int, used: set[int]) -> int:
+        return _count(axes[axis].offsets(tuple(used)))
+
+    tiles = [(count(0, {d for d, _ in tile}), count(1, {h for _, h in tile})) for tile in elements]
+    return tiles, [count(2, {phase}) for phase in range(axes[2].block)]
+
+
+def _roughly(
+    axes: Axes,
+    elements: Elements,
+    neighbours: tuple[list[tuple[int, int]], list[int]],
+    stack: Sizes,
+    rows_in: int,
+    column_tiles: int,
+    itemsize: int,
+) -> float:
     """Microseconds of one example, from counts alone: to choose the candidates that are worth a plan."""
-    matmuls = 0
-    for tile in elements:
-        sizes = [-(-_count(axes[i].offsets(tuple(sorted({pair[i] for pair in tile})))) // stack[i]) for i in (0, 1)]
-        for phase in range(axes[2].block):
-            matmuls += sizes[0] * sizes[1] * -(-_count(axes[2].offsets((phase,))) // stack[2])
+    tiles, phases = neighbours
+    of_tiles = sum(-(-depth // stack[0]) * -(-height // stack[1]) for depth, height in tiles)
+    matmuls = of_tiles * sum(-(-width // stack[2]) for width in phases)
     cycles = matmuls * prod(axis.blocks for axis in axes) * -(-rows_in // ROWS) * column_tiles * (4 if itemsize == 4 else 1)
     stacked = prod(stack)
     copied = stacked * prod(axis.size + 2 for axis in axes) * rows_in * itemsize if stacked > 1 else 0
@@ -429,25 +450,32 @@ def _column(
     taps: tuple[int, int, int],
 ) -> Column:
     """The groups of a column tile, and where each tap goes in its matrix."""
-    placements = []  # (offset, element, tap)
-    for element, (e_d, e_h) in enumerate(tile):
-        for k_d, n_d in axes[0].reads[e_d]:
-            for k_h, n_h in axes[1].reads[e_h]:
-                for k_w, n_w in axes[2].reads[phase]:
-                    placements.append(((n_d, n_h, n_w), element, (k_d * taps[1] + k_h) * taps[2] + k_w))
-    if not placements:
+    wide = axes[2].reads[phase]
+    reads = [(e, axes[0].reads[d], axes[1].reads[h]) for e, (d, h) in enumerate(tile) if wide]
+    reads = [(e, deep, high) for e, deep, high in reads if deep and high]
+    if not reads:
         return Column(tile, phase, (), ())
-    lows = [min(offset[axis] for offset, _, _ in placements) for axis in range(3)]
+    lows = (
+        min(offset for _, deep, _ in reads for _, offset in deep),
+        min(offset for _, _, high in reads for _, offset in high),
+        min(offset for _, offset in wide),
+    )
+
+    def placed(axis: int, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
+        """(tap, offset of its group, place in the stack) on one axis."""
+        # neighbours off the lattice of a unit cannot share a stack
+        assert all((offset - lows[axis]) % unit[axis] == 0 for _, offset in pairs)
+        places = [(tap, divmod((offset - lows[axis]) // unit[axis], stack[axis])) for tap, offset in pairs]
+        return [(tap, lows[axis] + unit[axis] * stack[axis] * group, q) for tap, (group, q) in places]
+
     entries = []  # (group key, row, element, tap)
-    for offset, element, tap in placements:
-        key, row = [], 0
-        for axis in range(3):
-            group, q = divmod((offset[axis] - lows[axis]) // unit[axis], stack[axis])
-            # neighbours off the lattice of a unit cannot share a stack
-            assert (offset[axis] - lows[axis]) % unit[axis] == 0
-            key.append(lows[axis] + unit[axis] * stack[axis] * group)
-            row = row * stack[axis] + q
-        entries.append(((key[0], key[1], key[2]), row, element, tap))
+    on_width = placed(2, wide)
+    for element, deep, high in reads:
+        on_height = placed(1, high)
+        for k_d, n_d, q_d in placed(0, deep):
+            for k_h, n_h, q_h in on_height:
+                row, tap = (q_d * stack[1] + q_h) * stack[2], (k_d * taps[1] + k_h) * taps[2]
+                entries += [((n_d, n_h, n_w), row + q_w, element, tap + k_w) for k_w, n_w, q_w in on_width]
     keys = sorted({key for key, _, _, _ in entries})
     number = {key: i for i, key in enumerate(keys)}
     if len(tile) == 1 and prod(stack) == 1:
