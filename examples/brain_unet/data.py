@@ -40,7 +40,7 @@ class Volume(NamedTuple):
 
 def load() -> Volume:
     """The whole template at RESOLUTION, from the files in the nilearn package: nothing is downloaded."""
-    t1, grey, white = (_coarse(_read(name)) for name in ("t1", "gm", "wm"))
+    t1, grey, white = (_coarse(read(name)) for name in ("t1", "gm", "wm"))
     return Volume(t1, label(grey, white), t1 > 0.05)
 
 
@@ -72,7 +72,7 @@ def _part(whole: Volume, start: int, stop: int) -> Volume:
     return Volume(*(array[tuple(cut)] for array in whole[:3]), first_slice=start)
 
 
-def _read(name: str) -> np.ndarray:
+def read(name: str) -> np.ndarray:
     """One image at 1 mm, from 0 to 1. The package is located but not imported, which takes seconds."""
     package = importlib.util.find_spec("nilearn")
     if package is None or package.origin is None:
