@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help venv test test-oldest lint types doctest demo bench bench-torch bench-simulator bench-kernels check clean
+.PHONY: help venv test test-torch test-oldest lint types doctest notebooks docs dist demo bench bench-torch bench-simulator bench-kernels check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -21,17 +21,38 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: $(INSTALLED) ## the test suite, one process per core
 	$(BIN)/python -m pytest --numprocesses=auto
 
-# The core of the suite on the oldest JAX that is supported, without Flax, which needs a newer one.
+# torch is large and the library never needs it, so that 'make venv' leaves it out.
+$(VENV)/.installed-torch: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
+	@touch $@
+
+test-torch: $(VENV)/.installed-torch ## the tests of conversions from PyTorch, with torch
+	$(BIN)/python -m pytest --numprocesses=auto tests/with_torch
+
+SOURCES := $(shell find jax_nki3d kernels -name '*.py' -o -name '*.json' -o -name py.typed)
+
+dist/.built: pyproject.toml MANIFEST.in README.md $(SOURCES) | $(INSTALLED)
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m build --outdir dist . > dist.log 2>&1 || { cat dist.log; exit 1; }
+	@rm dist.log
+	@touch $@
+
+dist: dist/.built ## the sdist, the wheel built from it, and a test of both
+	$(BIN)/python -m pytest tests/distribution
+
+# The core of the suite on the oldest JAX that is supported, without Flax, which needs a newer one: the wheel is installed, and the
+# tests run in a folder where there is no source beside them.
 OLDEST_JAX := 0.7.2
 OLDEST_TESTS := $(addprefix tests/test_,bridge.py cases.py lowering.py options.py plan.py simulate.py transformations.py wanted_gradients.py)
 
-test-oldest: $(VENV)-oldest/.installed ## the core of the test suite on the oldest JAX
-	$(VENV)-oldest/bin/python -m pytest --numprocesses=auto $(OLDEST_TESTS)
+test-oldest: $(VENV)-oldest/.installed ## the core of the test suite on the oldest JAX, from the wheel in another folder
+	folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT && cp -r tests benchmarks pyproject.toml $$folder && \
+		python=$$PWD/$(VENV)-oldest/bin/python && cd $$folder && $$python -m pytest --numprocesses=auto $(OLDEST_TESTS)
 
-$(VENV)-oldest/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)-oldest
+$(VENV)-oldest/.installed: dist/.built constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)-oldest
 	grep -v '^jax' constraints.txt > $(VENV)-oldest/constraints.txt
-	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable . \
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt dist/*.whl \
 		'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)' chex flatbuffers hypothesis pytest pytest-xdist
 	@touch $@
 
@@ -43,8 +64,18 @@ lint: $(INSTALLED) ## ruff: rules and format; the dialect of the NKI kernels
 types: $(INSTALLED) ## mypy
 	$(BIN)/mypy
 
-doctest: $(INSTALLED) ## the examples in the docstrings and the README
-	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' jax_nki3d kernels/nki3d README.md docs
+doctest: $(INSTALLED) ## the examples in the docstrings and the documents
+	$(BIN)/python -m pytest --numprocesses=auto --doctest-modules --doctest-glob='*.md' jax_nki3d kernels/nki3d README.md docs
+
+$(VENV)/.installed-docs: $(VENV)/.installed-torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+notebooks: $(VENV)/.installed-docs ## run the notebooks and keep their outputs; an error in one is an error here
+	$(BIN)/python notebooks/execute.py
+
+docs: $(VENV)/.installed-docs ## the site, in build/docs; warnings and dead links are errors
+	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 
 check: lint types doctest test ## all of the above
 
@@ -54,8 +85,7 @@ demo: $(INSTALLED) ## train a small U-Net on a brain scan; pictures in demo-outp
 bench: $(INSTALLED) ## speed on this machine: ours, plain lax, and torch where it is installed
 	$(BIN)/python -m benchmarks
 
-bench-torch: $(INSTALLED) ## install torch for the comparison
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+bench-torch: $(VENV)/.installed-torch ## install torch for the comparison
 
 # One core and one thread of BLAS: a figure that does not depend on what else the machine does.
 bench-simulator: $(INSTALLED) ## speed of the NKI interpreter
