@@ -31,13 +31,14 @@
 import copy
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from IPython.display import Code
+from IPython.display import Markdown
 from torch import nn
 
 from jax_nki3d import conv3d_transpose
@@ -126,7 +127,7 @@ sys.path.insert(0, "../examples/torch_unet")
 import jax_model
 from torch_model import UNet
 
-Code("../examples/torch_unet/jax_model.py", language="python")
+Markdown("```python\n" + Path("../examples/torch_unet/jax_model.py").read_text() + "```")
 
 # %%
 model = UNet(widths=(8, 16, 32))
