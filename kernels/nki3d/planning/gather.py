@@ -663,6 +663,9 @@ def _times(plan: GatherPlan, batch: int) -> _Times:
     rows = chunk.sizes[0] * (chunk.sizes[1] if plan.axes[1].block > 1 else 1)
     bytes_ = float(loads * volume * plan.rows_in * plan.itemsize)
     pieces = loads * plan.rows_in * (max(1, volume // max(1, sizes[2])) if plan.stacked > 1 else 1)
+    if plan.merged:
+        # one store of all elements, whole planes where the chunk holds all rows
+        rows, elements = (chunk.sizes[0] * plan.axes[0].block if chunk.sizes[1] < plan.blocks[1] else 1), 1
     pieces += elements * plan.columns_out * rows
     dmas = loads * plan.row_tiles + elements * plan.column_tiles
     if plan.stacked > 1:
