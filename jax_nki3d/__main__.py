@@ -24,6 +24,7 @@ VARIABLES = (
     "NKI3D_SIMULATOR",
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NKI_COMPILER_FRONTEND",  # read by the compiler of NKI 0.6: our kernels need its tracer
 )
 
 

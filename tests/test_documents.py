@@ -15,16 +15,18 @@ from nki3d.lint import RULES
 from nki3d.simulator.__main__ import table as machine_table
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 @each_document
 def test_python_blocks_run(document):
+    """One after the other, as in a session: a block may use what the blocks above it have defined."""
+    session = {}
     for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
         if ">>>" not in block:  # those are doctests
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-                exec(compile(block, document.name, "exec"), {})
+                exec(compile(block, document.name, "exec"), session)
 
 
 def test_readme_has_a_block_to_run():
@@ -49,8 +51,8 @@ def row(*values):
     return np.float32(values).reshape(1, 1, 1, 1, -1)
 
 
-def test_the_four_conventions():
-    """The table in docs/conventions.md; the row of torch is case H1, whose values are in test_cases.py."""
+def test_the_conventions():
+    """The table in docs/conventions.md; torch's row is case H1, whose values are in test_cases.py, and test_site.py asks torch."""
     x, taps = row(1, 2, 3), np.float32([1, 10, 100]).reshape(1, 1, 3, 1, 1)
     ours = jax_nki3d.conv3d_transpose(x, taps[::-1, ::-1, ::-1], stride=(1, 1, 2), padding=(0, 0, 1))
     assert ours.ravel().tolist() == [10, 102, 20, 203, 30]
@@ -59,6 +61,11 @@ def test_the_four_conventions():
     assert jax.lax.conv_transpose(x, taps, *settings, **layout).ravel().tolist() == [10, 201, 20, 302, 30]
     adjoint = jax.lax.conv_transpose(x, taps, *settings, **layout, transpose_kernel=True)
     assert adjoint.ravel().tolist() == [10, 102, 20, 203, 30]
+    equinox = pytest.importorskip("equinox")
+    window = {"stride": (1, 1, 2), "padding": (0, 0, 1), "use_bias": False}
+    layer = equinox.nn.ConvTranspose3d(1, 1, (1, 1, 3), **window, key=jax.random.key(0))
+    layer = equinox.tree_at(lambda layer: layer.weight, layer, jax.numpy.asarray(taps.reshape(layer.weight.shape)))
+    assert layer(x[0]).ravel().tolist() == [10, 201, 20, 302, 30]
 
 
 def test_the_mean_that_stalls():

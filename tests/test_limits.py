@@ -135,3 +135,20 @@ def test_an_activation_has_no_transpose():
     f = lambda x: jax_nki3d.conv3d(x, w, activation_fn="ReLU", forward_mode=True)  # noqa: E731
     with pytest.raises(NotImplementedError, match=r"activation_fn ReLU is not linear .* Use jax\.vjp"):
         jax.linear_transpose(f, x)(x)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(100, 100, 1050), (100, 130, 1000), (5000, 5000, 10_000)])
+def test_long_windows_of_a_pooling_are_short_programs(kernel, stride, size, rng):
+    """As many slices as a window has elements would take seconds, or minutes, to compile."""
+    x = integers(rng, 1, 2, 2, 3, size)
+    ours = partial(jax_nki3d.avg_pooling_3d, kernel_size=(1, 1, kernel), stride=(1, 1, stride))
+    y, (dx,) = both_ways(ours, x)
+    windows = [x[..., first : first + kernel] for first in range(0, size - kernel + 1, stride)]
+    chex.assert_trees_all_close(y, np.stack([w.mean(-1) for w in windows], -1), rtol=1e-5, atol=1e-6)
+    ct = np.arange(y.size, dtype=np.float32).reshape(y.shape) % 5
+    expected = np.zeros(x.shape, np.float32)
+    for o in range(y.shape[-1]):
+        expected[..., o * stride : o * stride + kernel] = ct[..., o : o + 1] / kernel
+    assert_equal(dx, expected)
+    for function in (ours, jax.grad(lambda x: ours(x).sum())):
+        assert len(jax.jit(function).lower(x).as_text().splitlines()) < 100

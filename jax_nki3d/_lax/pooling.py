@@ -11,12 +11,15 @@ from jax import Array, lax
 from .._geometry import Geometry
 from .products import AXES, window
 
+# Windows of more elements along an axis are one reduce_window: as many slices as elements take seconds to compile.
+MAX_SLICES = 64
+
 
 def pool_sums(x: Array, geometry: Geometry) -> Array:
     """Sums of the windows of each plane, [B, C, D, H, W] -> [B, C, D_out, H_out, W_out]."""
     for axis in AXES:
         kernel, stride, out = geometry.kernel[axis], geometry.stride[axis], geometry.out[axis]
-        if kernel <= stride and not geometry.front[axis]:
+        if kernel <= min(stride, MAX_SLICES) and not geometry.front[axis]:
             # Windows that share no element: strided slices fuse into one pass over x.
             x = _total([window(x, axis, k, out, stride) for k in range(kernel)])
         else:
@@ -30,6 +33,8 @@ def spread_sums(dy: Array, geometry: Geometry) -> Array:
         kernel, stride, size = geometry.kernel[axis], geometry.stride[axis], geometry.size[axis]
         if stride == 1:
             dy = _running_sums(window(dy, axis, geometry.front[axis] - kernel + 1, size + kernel - 1), axis, kernel, 1)
+        elif MAX_SLICES < kernel <= stride and not geometry.front[axis]:
+            dy = _repeated(dy, axis, geometry)
         else:
             dy = _spread_axis(dy, axis, geometry)
     return dy
@@ -67,6 +72,17 @@ def _spread_axis(dy: Array, axis: int, geometry: Geometry) -> Array:
     whole = jnp.stack(phases, axis=dim + 1)
     whole = whole.reshape(*dy.shape[:dim], per_phase * stride, *dy.shape[dim + 1 :])
     return lax.slice_in_dim(whole, 0, size, axis=dim)
+
+
+def _repeated(dy: Array, axis: int, geometry: Geometry) -> Array:
+    """Each element `kernel` times, then zeros up to the next window: for windows that share no element."""
+    dim, kernel, stride, size = 2 + axis, geometry.kernel[axis], geometry.stride[axis], geometry.size[axis]
+    windows = jnp.broadcast_to(jnp.expand_dims(dy, dim + 1), (*dy.shape[: dim + 1], kernel, *dy.shape[dim + 1 :]))
+    config = [(0, 0, 0)] * windows.ndim
+    config[dim + 1] = (0, stride - kernel, 0)
+    whole = lax.pad(windows, np.zeros((), dy.dtype), config)
+    whole = whole.reshape(*dy.shape[:dim], dy.shape[dim] * stride, *dy.shape[dim + 1 :])
+    return window(whole, axis, 0, size)
 
 
 def _total(terms: Sequence[Array]) -> Array:
