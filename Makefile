@@ -75,7 +75,9 @@ notebooks: $(VENV)/.installed-docs ## run the notebooks and keep their outputs; 
 	$(BIN)/python notebooks/execute.py
 
 docs: $(VENV)/.installed-docs ## the site, in build/docs; warnings and dead links are errors
+	rm -rf build/docs
 	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
+	$(BIN)/python docs/check_links.py build/docs
 
 check: lint types doctest test ## all of the above
 
