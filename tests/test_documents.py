@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents say is run: code blocks, tables, links. Examples in docstrings run as doctests."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import jax_nki3d
+from jax_nki3d.nn import equinox, flax_linen, flax_nnx, haiku, torch
 from nki3d.lint import RULES
 from nki3d.simulator.__main__ import table as machine_table
 
@@ -74,15 +76,24 @@ def test_the_mean_that_stalls():
     assert float(jax_nki3d.avg_pooling_3d(ones, 16).sum()) == 1.0
 
 
-@pytest.mark.parametrize("name", jax_nki3d.__all__)
+PUBLIC = [f"jax_nki3d.{name}" for name in jax_nki3d.__all__]
+for layers in (equinox, flax_linen, flax_nnx, haiku, torch):
+    PUBLIC += [f"{layers.__name__}.{name}" for name in layers.__all__]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_documented(name):
-    public = getattr(jax_nki3d, name)
+    module, _, attribute = name.rpartition(".")
+    public = getattr(importlib.import_module(module), attribute)
     text = inspect.getdoc(public)
     assert "Example:" in text
     assert ">>>" in text
-    if inspect.isfunction(inspect.unwrap(public)):
-        for parameter in inspect.signature(public).parameters.values():
-            assert re.search(rf"^ *{parameter.name}: ", text, re.MULTILINE), f"`{parameter.name}` is missing"
+    if public is not jax_nki3d.ActFnType:
+        # NNX wraps its constructors; linen gives every module a parent and a name
+        signature = inspect.signature(public.__init__ if module == flax_nnx.__name__ and inspect.isclass(public) else public)
+        known = {"self", *(("parent", "name") if module == flax_linen.__name__ else ())}
+        for parameter in signature.parameters:
+            assert parameter in known or re.search(rf"^ *{parameter}: ", text, re.MULTILINE), f"`{parameter}` is missing"
 
 
 def generated(document, marker):
