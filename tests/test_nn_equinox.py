@@ -129,11 +129,17 @@ def test_avg_pool_is_equinox_avg_pool(case):
     assert_agree(both(AvgPool3d(**case)), both(eqx.nn.AvgPool3d(**case)))
 
 
-def test_avg_pool_rounds_bfloat16_once():
+@pytest.mark.parametrize("case", POOLS, ids=str)
+def test_avg_pool_rounds_bfloat16_once(case):
     x = normal(0, (3, 5, 6, 7), jnp.bfloat16)
-    y = AvgPool3d(3, 2, 1)(x)
-    assert y.dtype == jnp.bfloat16
-    chex.assert_trees_all_close(y.astype(jnp.float32), eqx.nn.AvgPool3d(3, 2, 1)(x.astype(jnp.float32)), atol=0.0, rtol=2.0**-8)
+
+    def both(pool, x):
+        return pool(x), jax.grad(lambda x: weigh(pool(x)))(x)
+
+    ours, exact = both(AvgPool3d(**case), x), both(eqx.nn.AvgPool3d(**case), x.astype(jnp.float32))
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in ours)
+    chex.assert_trees_all_close(ours[0].astype(jnp.float32), exact[0], atol=2.0**-20, rtol=2.0**-8)
+    assert_agree(ours, exact, BFLOAT16)
 
 
 def test_a_mistake_is_noticed():

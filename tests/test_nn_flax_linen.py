@@ -10,8 +10,10 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 from layers import BFLOAT16, FLAX_CONV, FLAX_TRANSPOSED, FLOAT32, assert_agree, cast, falls, normal, rounded, weigh
 
+from jax_nki3d.nn import flax_nnx
 from jax_nki3d.nn.flax_linen import Conv3D, ConvTranspose3D, avg_pool3d, conv_general_dilated
 
 BIAS = {"bias_init": nn.initializers.normal(1.0)}
@@ -94,6 +96,12 @@ def test_mask_and_activation(ours, theirs):
     y, variables = fused.init_with_output(layers.key(0), x)
     plain = theirs(5, (2, 3, 2), mask=mask).apply(variables, x)
     assert_agree(y, jax.nn.gelu(plain, approximate=False))
+
+
+def test_the_pooling_is_that_of_nnx():
+    """Flax has one function, too; tests/test_nn_flax_nnx.py compares it with Flax's."""
+    assert avg_pool3d is flax_nnx.avg_pool3d
+    assert nn.avg_pool is nnx.avg_pool or nn.avg_pool.__code__.co_code == nnx.avg_pool.__code__.co_code
 
 
 def test_a_mistake_is_noticed():

@@ -173,6 +173,9 @@ def test_avg_pool_rounds_bfloat16_once(padding, count_include_pad):
     exact = flax_avg_pool(x.astype(jnp.float32), *arguments)
     assert y.dtype == jnp.bfloat16
     chex.assert_trees_all_close(y.astype(jnp.float32), exact, atol=0.0, rtol=2.0**-8)
+    ours = jax.grad(lambda x: weigh(avg_pool3d(x, *arguments)))(x)
+    assert ours.dtype == jnp.bfloat16
+    assert_agree(ours, jax.grad(lambda x: weigh(flax_avg_pool(x, *arguments)))(x.astype(jnp.float32)), BFLOAT16)
 
 
 def test_training_lowers_the_loss():
