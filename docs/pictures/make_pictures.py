@@ -192,7 +192,7 @@ CONVENTIONS = (
 def conventions_picture() -> Figure:
     """What is stored, what one input becomes, and the result."""
     figure, axes = canvas(8.0, 3.7, -8.4, 12.6, -6.9, 1.6)
-    for x, title in ((1.0, "stored taps"), (8.0, "what [1, 2, 3] becomes, stride 2, nothing cropped")):
+    for x, title in ((1.0, "stored taps"), (8.0, "what [1, 2, 3] becomes with stride 2")):
         axes.text(x, 0.9, title, ha="center", va="center", color=INK, fontsize=9.5)
     for number, (name, more, stored, run) in enumerate(CONVENTIONS):
         y = -0.6 - 2.2 * number
