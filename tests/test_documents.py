@@ -7,6 +7,7 @@ import inspect
 import re
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def row(*values):
 
 
 def test_the_conventions():
-    """The table in docs/conventions.md; torch's row is case H1, whose values are in test_cases.py, and test_site.py asks torch."""
+    """The table in docs/conventions.md; torch's row is case H1, whose values are in test_cases.py, and tests/with_torch asks torch."""
     x, taps = row(1, 2, 3), np.float32([1, 10, 100]).reshape(1, 1, 3, 1, 1)
     ours = jax_nki3d.conv3d_transpose(x, taps[::-1, ::-1, ::-1], stride=(1, 1, 2), padding=(0, 0, 1))
     assert ours.ravel().tolist() == [10, 102, 20, 203, 30]
@@ -63,10 +64,9 @@ def test_the_conventions():
     assert jax.lax.conv_transpose(x, taps, *settings, **layout).ravel().tolist() == [10, 201, 20, 302, 30]
     adjoint = jax.lax.conv_transpose(x, taps, *settings, **layout, transpose_kernel=True)
     assert adjoint.ravel().tolist() == [10, 102, 20, 203, 30]
-    equinox = pytest.importorskip("equinox")
     window = {"stride": (1, 1, 2), "padding": (0, 0, 1), "use_bias": False}
-    layer = equinox.nn.ConvTranspose3d(1, 1, (1, 1, 3), **window, key=jax.random.key(0))
-    layer = equinox.tree_at(lambda layer: layer.weight, layer, jax.numpy.asarray(taps.reshape(layer.weight.shape)))
+    layer = eqx.nn.ConvTranspose3d(1, 1, (1, 1, 3), **window, key=jax.random.key(0))
+    layer = eqx.tree_at(lambda layer: layer.weight, layer, jax.numpy.asarray(taps.reshape(layer.weight.shape)))
     assert layer(x[0]).ravel().tolist() == [10, 201, 20, 302, 30]
 
 

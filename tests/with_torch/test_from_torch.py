@@ -138,6 +138,14 @@ def test_later_updates_of_the_module_do_not_reach_the_layer():
     np.testing.assert_array_equal(layer.filters, before)
 
 
+def test_torch_s_row_of_the_table_in_the_conventions():
+    x, taps = (torch.tensor(values).reshape(1, 1, 1, 1, -1) for values in ([1.0, 2.0, 3.0], [1.0, 10.0, 100.0]))
+    y = nn.functional.conv_transpose3d(x, taps, stride=(1, 1, 2), padding=(0, 0, 1))
+    assert y.ravel().tolist() == [10, 102, 20, 203, 30]
+    layer = from_torch({"weight": taps}, kind="ConvTranspose3d", stride=(1, 1, 2), padding=(0, 0, 1))
+    np.testing.assert_array_equal(layer(x.numpy()), y.numpy())
+
+
 def test_kinds():
     assert isinstance(from_torch(nn.Conv3d(1, 1, 1)), Conv3d)
     assert isinstance(from_torch(nn.ConvTranspose3d(1, 1, 1)), ConvTranspose3d)
