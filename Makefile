@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED) ## the test suite, one process per core
-	$(BIN)/python -m pytest --numprocesses=auto
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 
 # torch is large and the library never needs it, so that 'make venv' leaves it out.
 $(VENV)/.installed-torch: $(INSTALLED)
@@ -27,7 +27,7 @@ $(VENV)/.installed-torch: $(INSTALLED)
 	@touch $@
 
 test-torch: $(VENV)/.installed-torch ## the tests of conversions from PyTorch, with torch
-	$(BIN)/python -m pytest --numprocesses=auto tests/with_torch
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal tests/with_torch
 
 SOURCES := $(shell find jax_nki3d kernels -name '*.py' -o -name '*.json' -o -name py.typed)
 
@@ -47,7 +47,7 @@ OLDEST_TESTS := $(addprefix tests/test_,bridge.py cases.py lowering.py options.p
 
 test-oldest: $(VENV)-oldest/.installed ## the core of the test suite on the oldest JAX, from the wheel in another folder
 	folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT && cp -r tests benchmarks pyproject.toml $$folder && \
-		python=$$PWD/$(VENV)-oldest/bin/python && cd $$folder && $$python -m pytest --numprocesses=auto $(OLDEST_TESTS)
+		python=$$PWD/$(VENV)-oldest/bin/python && cd $$folder && $$python -m pytest --numprocesses=auto --dist=worksteal $(OLDEST_TESTS)
 
 $(VENV)-oldest/.installed: dist/.built constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)-oldest
@@ -65,7 +65,7 @@ types: $(INSTALLED) ## mypy
 	$(BIN)/mypy
 
 doctest: $(INSTALLED) ## the examples in the docstrings and the documents
-	$(BIN)/python -m pytest --numprocesses=auto --doctest-modules --doctest-glob='*.md' jax_nki3d kernels/nki3d README.md docs
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --doctest-modules --doctest-glob='*.md' jax_nki3d kernels/nki3d README.md docs
 
 $(VENV)/.installed-docs: $(VENV)/.installed-torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

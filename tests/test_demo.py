@@ -61,7 +61,7 @@ def test_the_brain_has_plausible_tissues(demo, whole):
 
 
 def test_the_template_is_its_own_mirror_image_which_is_why_halves_are_back_and_front(demo, whole):
-    np.testing.assert_allclose(demo.data.read("t1")[::-1], demo.data._read("t1"), atol=0)
+    np.testing.assert_allclose(demo.data.read("t1")[::-1], demo.data.read("t1"), atol=0)
     back, front = demo.data.halves(whole)
     for half in (back, front):
         assert half.image.shape[0] == whole.image.shape[0]

@@ -77,7 +77,8 @@ def test_the_cases_of_users_pass_with_the_wheel_in_another_folder(wheel, tmp_pat
     subprocess.run(pip, check=True)
     shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", work)
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+    # with all of XLA's optimizations, as users run it
+    environment = os.environ | {"PYTHONPATH": str(installed), "XLA_FLAGS": "--xla_backend_optimization_level=3"}
 
     def run(*arguments):
         return subprocess.run(
