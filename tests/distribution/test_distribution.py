@@ -78,7 +78,8 @@ def test_the_cases_of_users_pass_with_the_wheel_in_another_folder(wheel, tmp_pat
     shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", work)
     # with all of XLA's optimizations, as users run it
-    environment = os.environ | {"PYTHONPATH": str(installed), "XLA_FLAGS": "--xla_backend_optimization_level=3"}
+    optimized = "--xla_backend_optimization_level=3 --xla_llvm_disable_expensive_passes=false"
+    environment = os.environ | {"PYTHONPATH": str(installed), "XLA_FLAGS": optimized}
 
     def run(*arguments):
         return subprocess.run(
