@@ -79,7 +79,7 @@ docs: $(VENV)/.installed-docs ## the site, in build/docs; warnings and dead link
 	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 	$(BIN)/python docs/check_links.py build/docs
 
-check: lint types doctest test ## all of the above
+check: lint types doctest test ## lint, types, doctest and test
 
 demo: $(INSTALLED) ## train a small U-Net on a brain scan; pictures in demo-output/
 	$(BIN)/python examples/brain_unet/main.py

@@ -424,7 +424,7 @@ plt.show()
 # - Packing saves matmul cycles where channels are few. The price is DMA: copies of the input in SBUF, and shorter pieces.
 # - HBM bytes are the least possible in all of these runs: every element is read once and written once.
 # - Where both plans agree, the planner found no packing that it expects to pay.
-# - The planner compares *estimates*. Where the chosen plan's time is not the shorter one, its estimate was too rough for this layer.
+# - The planner compares *estimates*: its choice need not be the one that the interpreter finds shorter.
 
 # %%
 for chosen, plain, least in results.values():

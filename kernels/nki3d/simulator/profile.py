@@ -49,7 +49,7 @@ class Profile:
         hbm_read_bytes: bytes read from HBM.
         hbm_write_bytes: bytes written to HBM.
         sbuf_peak_bytes: SBUF bytes per partition that are live at one time, at most.
-        psum_banks: PSUM banks that are live at one time, at most.
+        psum_banks: PSUM banks that are live at one time, at most, in the order of the program; `plot` shows those of the schedule.
         multiply_adds: of all matmuls but transposes, K x M x N each.
         tensor_utilization: multiply_adds over 128 x 128 x busy cycles of the tensor engine.
         instructions: all instructions, DMAs and register moves included.
