@@ -98,6 +98,17 @@ def test_mask_and_activation(ours, theirs):
     assert_agree(y, jax.nn.gelu(plain, approximate=False))
 
 
+@each_pair
+@pytest.mark.parametrize("mask_dtype", [jnp.float32, jnp.bfloat16, jnp.bool_])
+def test_a_mask_is_promoted_as_in_flax(ours, theirs, mask_dtype):
+    mask, x = jnp.ones((2, 3, 2, 3, 5), mask_dtype), normal(1, (2, 4, 4, 4, 3), jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        y, variables = ours(5, (2, 3, 2), mask=mask, param_dtype=jnp.bfloat16).init_with_output(layers.key(0), x)
+        expected = theirs(5, (2, 3, 2), mask=mask, param_dtype=jnp.bfloat16).apply(variables, x)
+    assert y.dtype == expected.dtype
+    assert_agree(y, expected.astype(jnp.float32), BFLOAT16)
+
+
 def test_the_pooling_is_that_of_nnx():
     """Flax has one function, too; tests/test_nn_flax_nnx.py compares it with Flax's."""
     assert avg_pool3d is flax_nnx.avg_pool3d

@@ -68,4 +68,5 @@ def masked(layer: str, kernel: Array, mask: Any) -> Array:
     mask = jnp.asarray(mask)
     if mask.shape != kernel.shape:
         raise ValueError(f"{layer}: `mask` must have the shape of the kernel, {kernel.shape}, got {mask.shape}. Broadcast it.")
-    return kernel * mask.astype(kernel.dtype)
+    # as in the libraries, a mask of a wider floating type widens the kernel
+    return kernel * (mask if jnp.issubdtype(mask.dtype, jnp.floating) else mask.astype(kernel.dtype))
