@@ -95,6 +95,15 @@ def test_parameters_move_both_ways(ours, theirs, use_bias):
     chex.assert_trees_all_close(c(x), b(x), **FLOAT32)
 
 
+@pytest.mark.parametrize("ours", [Conv3D, ConvTranspose3D])
+def test_variables_carry_metadata(ours):
+    axes = (None, None, None, "in", "out")
+    layer = ours(3, 5, 3, rngs=rngs(0), kernel_metadata={"note": axes}, bias_metadata={"note": axes[4:]})
+    assert (layer.kernel.note, layer.bias.note) == (axes, ("out",))
+    initial = nnx.with_metadata(nnx.initializers.lecun_normal(), note=axes)
+    assert ours(3, 5, 3, kernel_init=initial, rngs=rngs(0)).kernel.note == axes
+
+
 def test_transposed_kernel_shape():
     layer = ConvTranspose3D(3, 5, (1, 2, 3), transpose_kernel=True, rngs=rngs(0))
     assert layer.kernel.shape == (1, 2, 3, 5, 3)

@@ -69,6 +69,18 @@ def test_dtypes_and_prefixes():
     assert layer(jnp.asarray(X, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_weights_in_the_other_byte_order():
+    swapped = {name: value.astype(value.dtype.newbyteorder("S")) for name, value in CONV.items()}
+    np.testing.assert_array_equal(from_torch(swapped, kind="Conv3d")(X), make("Conv3d")(X))
+
+
+def test_layers_compare_by_identity():
+    layer = make("Conv3d")
+    assert layer == layer
+    assert layer != make("Conv3d")
+    assert len({layer, layer}) == 1
+
+
 def test_a_layer_is_a_pytree_of_its_parameters():
     layer = make("ConvTranspose3d", stride=2)
     assert len(jax.tree.leaves(layer)) == 2

@@ -18,7 +18,7 @@ def convert(model: Any) -> dict[str, Any]:
             case "Conv3d" | "ConvTranspose3d" | "AvgPool3d":
                 parameters[name] = from_torch(module)
             case "PReLU":
-                parameters[name.removesuffix(".1")] = jnp.asarray(module.weight.detach().numpy().copy())
+                parameters[name.removesuffix(".1")] = jnp.asarray(module.weight.detach().cpu().numpy().copy())
     return parameters
 
 

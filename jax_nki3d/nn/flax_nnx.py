@@ -8,7 +8,8 @@ Arguments, defaults, parameters and results are those of Flax: channels last, an
 implementation computes is chosen with `jax_nki3d.options(implementation=...)` around the call, as for every operation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -53,6 +54,8 @@ class Conv3D(nnx.Conv):
         promote_dtype: function that casts (inputs, kernel, bias) to a common dtype.
         activation_fn: an `ActFnType` or its name, applied to the result within the same operation; or None. Not in Flax.
         rngs: random streams, as for every layer.
+        kernel_metadata: what the variable `kernel` carries, such as the names of its sharded axes.
+        bias_metadata: what the variable `bias` carries.
 
     Attributes:
         kernel: [K_d, K_h, K_w, in_features, out_features].
@@ -97,6 +100,8 @@ class Conv3D(nnx.Conv):
         promote_dtype: PromoteDtypeFn = dtypes.promote_dtype,
         activation_fn: ActFnType | str | None = None,
         rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
         super().__init__(
             in_features,
@@ -113,6 +118,7 @@ class Conv3D(nnx.Conv):
             bias_init=bias_init,
             promote_dtype=promote_dtype,
             rngs=rngs,
+            **_metadata(kernel_metadata=kernel_metadata, bias_metadata=bias_metadata),
         )
         self.activation_fn = activation_fn
 
@@ -169,6 +175,8 @@ class ConvTranspose3D(nnx.ConvTranspose):
         promote_dtype: function that casts (inputs, kernel, bias) to a common dtype.
         activation_fn: an `ActFnType` or its name, applied to the result within the same operation; or None. Not in Flax.
         rngs: random streams, as for every layer.
+        kernel_metadata: what the variable `kernel` carries, such as the names of its sharded axes.
+        bias_metadata: what the variable `bias` carries.
 
     Attributes:
         kernel: [K_d, K_h, K_w, in_features, out_features]; the last two change places with `transpose_kernel=True`.
@@ -212,6 +220,8 @@ class ConvTranspose3D(nnx.ConvTranspose):
         promote_dtype: PromoteDtypeFn = dtypes.promote_dtype,
         activation_fn: ActFnType | str | None = None,
         rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
     ):
         super().__init__(
             in_features,
@@ -229,6 +239,7 @@ class ConvTranspose3D(nnx.ConvTranspose):
             transpose_kernel=transpose_kernel,
             promote_dtype=promote_dtype,
             rngs=rngs,
+            **_metadata(kernel_metadata=kernel_metadata, bias_metadata=bias_metadata),
         )
         self.activation_fn = activation_fn
 
@@ -255,6 +266,11 @@ class ConvTranspose3D(nnx.ConvTranspose):
             activation_fn=self.activation_fn,
         )
         return y.reshape(batch + y.shape[1:])
+
+
+def _metadata(**given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say something: older releases of Flax have no such arguments."""
+    return {name: metadata for name, metadata in given.items() if metadata}
 
 
 def _value(param: Any) -> Array | None:

@@ -29,7 +29,7 @@ __all__ = ["AvgPool3d", "Conv3d", "ConvTranspose3d", "from_torch"]
 LIBRARIES = ("flax_nnx", "flax_linen", "haiku", "equinox")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one truth value
 class Conv3d:
     """A `torch.nn.Conv3d`: a function of [B, C_in, D, H, W] or [C_in, D, H, W], and a pytree of its parameters.
 
@@ -73,7 +73,7 @@ class Conv3d:
         return _parameters("Conv3d", library, self.filters, self.bias, haiku=self.filters)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no one truth value
 class ConvTranspose3d:
     """A `torch.nn.ConvTranspose3d`: a function of [B, C_in, D, H, W] or [C_in, D, H, W], and a pytree of its parameters.
 
@@ -359,7 +359,8 @@ def _array(operation: str, name: str, value: Any, rank: int, layout: str) -> Arr
         wide = str(tensor.dtype) == "torch.bfloat16"
         value = tensor.float().numpy().astype(ml_dtypes.bfloat16) if wide else tensor.numpy()
     check_array(operation, name, value, rank, layout)
-    return jnp.asarray(np.array(value))  # a copy: torch updates its parameters in place
+    own = np.array(value)  # a copy: torch updates its parameters in place
+    return jnp.asarray(own.astype(own.dtype.newbyteorder("=")))
 
 
 def _bias(operation: str, value: Any, channels: int) -> Array | None:
