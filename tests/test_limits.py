@@ -8,13 +8,16 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 import reference
 from jax import export
 from operations import ROWS
 
 import jax_nki3d
+from jax_nki3d import _lax
 from jax_nki3d._lax import blocks, plan
+from jax_nki3d._spec import conv3d_spec
 
 assert_equal = partial(chex.assert_trees_all_close, rtol=1e-6, atol=1e-6)
 
@@ -152,3 +155,21 @@ def test_long_windows_of_a_pooling_are_short_programs(kernel, stride, size, rng)
     assert_equal(dx, expected)
     for function in (ours, jax.grad(lambda x: ours(x).sum())):
         assert len(jax.jit(function).lower(x).as_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "front", "size"), [(2, 3, 3, 1), (1, 3, 2, 2), (2, 4, 3, 2), (3, 9, 5, 2), (2, 3, 3, 4)]
+)
+@pytest.mark.parametrize("maps", [_lax.CPU, _lax.NATIVE], ids=["cpu", "native"])
+def test_windows_that_lie_in_the_padding_alone(kernel, stride, front, size, maps, rng):
+    """All windows may end before the volume starts: zeros, also on accelerators, whose form of it is run here."""
+    x, w = integers(rng, 2, 3, size, 3, 4), integers(rng, kernel, 2, 2, 3, 2)
+    settings = {"stride": (stride, 1, 1), "padding": (front, 0, 0, 0, 0, 0)}
+    y, gradients = both_ways(partial(jax_nki3d.conv3d, **settings), x, w)
+    dy = np.arange(y.size, dtype=np.float32).reshape(y.shape) % 5
+    assert_equal(y, oracle.conv3d(x, w, **settings))
+    assert_equal(gradients, oracle.conv3d_bwd(dy, x, w, **settings)[:2])
+    geometry = conv3d_spec("test", x, w, None, (stride, 1, 1), settings["padding"], 1, None, False, "NCDHW", None).geometry
+    assert_equal(maps.correlate(x, w, geometry), np.asarray(y))
+    assert_equal(maps.spread(dy, w, geometry), np.asarray(gradients[0]))
+    assert_equal(maps.filter_gradient(x, dy, geometry), np.asarray(gradients[1]))

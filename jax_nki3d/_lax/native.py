@@ -16,10 +16,7 @@ _AXES = (0, 1, 2)
 
 def correlate(x: Array, filters: Array, geometry: Geometry) -> Array:
     """y[o] = sum over k of x[o * stride + k * dilation - front] . filters[k]."""
-    padding = [(geometry.front[a], geometry.extent[a] - geometry.front[a] - geometry.size[a]) for a in _AXES]
-    # A negative number here is a row behind the volume that no window reaches.
-    x = lax.slice(x, (0,) * 5, (*x.shape[:2], *(geometry.size[a] + min(0, padding[a][1]) for a in _AXES)))
-    padding = [(before, max(0, after)) for before, after in padding]
+    x, padding = _reached(x, geometry)
     return lax.conv_general_dilated(
         x,
         filters,
@@ -54,17 +51,24 @@ def spread(dy: Array, filters: Array, geometry: Geometry) -> Array:
 
 def filter_gradient(x: Array, dy: Array, geometry: Geometry) -> Array:
     """dw[k] = sum over batch and o of x[o * stride + k * dilation - front] (outer) dy[o]: dy is the window."""
-    back = [geometry.extent[a] - geometry.front[a] - geometry.size[a] for a in _AXES]
-    x = lax.slice(x, (0,) * 5, (*x.shape[:2], *(geometry.size[a] + min(0, back[a]) for a in _AXES)))
+    x, padding = _reached(x, geometry)
     return lax.conv_general_dilated(
         x,
         dy,
         geometry.dilation,
-        [(geometry.front[a], max(0, back[a])) for a in _AXES],
+        padding,
         rhs_dilation=geometry.stride,
         dimension_numbers=("CNDHW", "IODHW", "DHWNC"),
         preferred_element_type=sum_dtype(x.dtype),
     )
+
+
+def _reached(x: Array, geometry: Geometry) -> tuple[Array, list[tuple[int, int]]]:
+    """The part of the volume that windows reach, and the zeros around it: none of the paddings is negative then."""
+    ends = [min(geometry.size[a], max(0, geometry.extent[a] - geometry.front[a])) for a in _AXES]
+    front = [min(geometry.front[a], geometry.extent[a]) for a in _AXES]
+    padding = [(front[a], geometry.extent[a] - front[a] - ends[a]) for a in _AXES]
+    return lax.slice(x, (0,) * 5, (*x.shape[:2], *ends)), padding
 
 
 def pool_sums(x: Array, geometry: Geometry) -> Array:
