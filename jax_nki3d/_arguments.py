@@ -74,7 +74,7 @@ def check_same_dtype(operation: str, name: str, value, other_name: str, other) -
     if dtype_name(value) != dtype_name(other):
         raise TypeError(
             f"{operation}: `{name}` has dtype {value.dtype}, but `{other_name}` has {other.dtype}. Cast one of them, for example "
-            f"{name}.astype({other_name}.dtype); the layers in jax_nki3d.nn promote for you."
+            f"{name}.astype({other_name}.dtype); the layers for Flax in jax_nki3d.nn promote by themselves."
         )
 
 

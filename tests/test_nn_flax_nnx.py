@@ -237,7 +237,7 @@ REFUSED = [
     (
         lambda: ConvTranspose3D(1, 1, 3, padding=0, rngs=rngs(0))(jnp.ones((2, 4, 4, 1))),
         ValueError,
-        "nothing is left on axis D: .* padding adds outputs",
+        "nothing is left on axis D: .* `padding` adds outputs",
     ),
     (lambda: avg_pool3d(jnp.ones((4, 4, 1)), 2), ValueError, "input must be"),
     (lambda: avg_pool3d(jnp.ones((4, 4, 4, 1)), 2, padding=1), TypeError, r"pass \[\(1, 1\)\] \* 3"),

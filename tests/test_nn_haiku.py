@@ -180,6 +180,8 @@ def run(module, *arguments, shape=(1, 4, 4, 4, 2), **settings):
 
 REFUSED = [
     (lambda: run(Conv3D, 1, (3, 3)), ValueError, "`kernel_shape` must be one int or three"),
+    (lambda: run(Conv3D, 1, 3, stride=None), TypeError, "`stride` must be"),
+    (lambda: run(Conv3D, 1, 3, padding=None), TypeError, "`padding` must"),
     (lambda: run(Conv3D, 1, 3, stride=0), ValueError, "`stride` must be at least 1"),
     (lambda: run(Conv3D, 1, 3, padding="CAUSAL"), ValueError, "`padding` must be"),
     (lambda: run(Conv3D, 1, 3, padding=[(-1, 0)] * 3), ValueError, "`padding` must be at least 0"),

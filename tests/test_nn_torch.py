@@ -170,7 +170,7 @@ REFUSED = [
         r"`bias` must have shape \(4,\)",
     ),
     (lambda: make("Conv3d", stride=2, padding="same"), ValueError, "`padding` 'same' goes with a stride of 1"),
-    (lambda: make("Conv3d", padding="reflect"), TypeError, "`padding` must be"),
+    (lambda: make("Conv3d", padding="reflect"), ValueError, "`padding` must be ints, 'same' or 'valid'"),
     (lambda: make("Conv3d", groups=2), NotImplementedError, "`groups` must be 1"),
     (lambda: make("Conv3d", padding=1, padding_mode="circular"), NotImplementedError, "`padding_mode` must be 'zeros'"),
     (lambda: make("ConvTranspose3d", groups=3), NotImplementedError, "`groups` must be 1"),

@@ -16,9 +16,9 @@ from .._geometry import Triple
 Pairs = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
-def as_steps(layer: str, name: str, value: Any) -> Triple:
-    """One int of at least 1, or three, as (D, H, W); None is 1, as in Flax."""
-    return as_triple(layer, name, 1 if value is None else value, 1)
+def as_steps(layer: str, name: str, value: Any, optional: bool = False) -> Triple:
+    """One int of at least 1, or three, as (D, H, W); None is 1 where it is `optional`, as Flax's steps are."""
+    return as_triple(layer, name, 1 if value is None and optional else value, 1)
 
 
 def as_padding(layer: str, value: Any, names: Sequence[str], minimum: int | None = 0) -> Any:

@@ -179,7 +179,7 @@ def _fit(layer: str, axis: str, size: int, window: int, stride: int, dilation: i
         raise ValueError(
             f"{layer}: nothing is left on axis {axis}: the input has {size} elements there, which with a stride of {stride}, an "
             f"effective kernel of {window} and {(low, high)} zeros around the input with its zeros between give {out}. "
-            "Add zeros: in this sense, that of lax, padding adds outputs."
+            "In Flax and Haiku `padding` adds outputs: use more. In Equinox it crops them: use less."
         )
     # A zero more around the input moves that end of the whole result out by one stride. All outputs then come from one
     # operation, bias and activation included, those that no tap reaches, too.

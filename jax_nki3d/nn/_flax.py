@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jax import Array
 
 from .._activation import ActFnType
+from .._arguments import check_bool
 from .._geometry import Triple
 from ._arguments import Pairs, as_batch, as_padding, as_steps
 from ._convolution import continue_periodically, convolve_transposed
@@ -59,7 +60,8 @@ def avg_pool3d(
             f"avg_pool3d: `padding` must be smaller than `window_shape` {window} on each axis, so that no window lies in the padding "
             f"alone, got {pads}. Use less padding."
         )
-    y = average(x, window, as_steps("avg_pool3d", "strides", strides), pads, count_include_pad, "NDHWC")
+    check_bool("avg_pool3d", "count_include_pad", count_include_pad)
+    y = average(x, window, as_steps("avg_pool3d", "strides", strides, optional=True), pads, count_include_pad, "NDHWC")
     return y.reshape(batch + y.shape[1:])
 
 

@@ -90,8 +90,8 @@ def conv_general_dilated(
     x = jnp.transpose(lhs, _axes(numbers.lhs_spec, data_format))
     kernel = jnp.transpose(rhs, (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]))
     strides = as_steps(_OPERATION, "window_strides", window_strides)
-    spread = as_steps(_OPERATION, "lhs_dilation", lhs_dilation)
-    dilation = as_steps(_OPERATION, "rhs_dilation", rhs_dilation)
+    spread = as_steps(_OPERATION, "lhs_dilation", lhs_dilation, optional=True)
+    dilation = as_steps(_OPERATION, "rhs_dilation", rhs_dilation, optional=True)
     if spread == (1, 1, 1):
         pads = as_padding(_OPERATION, padding, ("SAME", "VALID"))
         y = conv3d(x, kernel, stride=strides, padding=pads, dilation=dilation, data_format=data_format)

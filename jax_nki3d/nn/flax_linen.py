@@ -97,9 +97,9 @@ class Conv3D(nn.Conv):
             x,
             kernel,
             bias,
-            strides=as_steps("Conv3D", "strides", self.strides),
+            strides=as_steps("Conv3D", "strides", self.strides, optional=True),
             padding=as_padding("Conv3D", self.padding, ("SAME", "VALID", "CIRCULAR", "REFLECT")),
-            dilation=as_steps("Conv3D", "kernel_dilation", self.kernel_dilation),
+            dilation=as_steps("Conv3D", "kernel_dilation", self.kernel_dilation, optional=True),
             activation_fn=self.activation_fn,
             data_format="NDHWC",
         )
@@ -178,9 +178,9 @@ class ConvTranspose3D(nn.ConvTranspose):
             x,
             kernel,
             bias,
-            strides=as_steps("ConvTranspose3D", "strides", self.strides),
+            strides=as_steps("ConvTranspose3D", "strides", self.strides, optional=True),
             padding=as_padding("ConvTranspose3D", self.padding, ("SAME", "VALID", "CIRCULAR"), minimum=None),
-            dilation=as_steps("ConvTranspose3D", "kernel_dilation", self.kernel_dilation),
+            dilation=as_steps("ConvTranspose3D", "kernel_dilation", self.kernel_dilation, optional=True),
             transpose_kernel=self.transpose_kernel,
             activation_fn=self.activation_fn,
         )

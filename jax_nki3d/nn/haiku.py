@@ -83,7 +83,7 @@ class Conv3D(hk.Conv3D):
             raise NotImplementedError(
                 f"Conv3D: `feature_group_count` must be 1, got {feature_group_count!r}. Use hk.Conv3D in this place."
             )
-        if isinstance(padding, str | int):
+        if isinstance(padding, str | int | np.integer) or padding is None:
             padding = as_padding("Conv3D", padding, ("SAME", "VALID"))
         super().__init__(
             output_channels,
@@ -244,7 +244,7 @@ class AvgPool3D(hk.Module):
     """3-D average pooling with the results of `hk.AvgPool`: padding never counts in the divisor.
 
     Args:
-        window_shape: the window: one int for the three spatial axes, three ints (D, H, W), or one int for each axis of the input,
+        window_shape: the window: one int for the three spatial axes (in Haiku, of an input without a batch, D is taken for one), three ints (D, H, W), or one int for each axis of the input,
             with or without the batch, 1 for batch and channels, as in Haiku. Three ints are the last three axes in Haiku, which
             knows nothing of volumes: **not** the same.
         strides: step of the window, in the same forms.

@@ -208,8 +208,9 @@ def from_torch(
     """A layer that computes what a 3-D convolution, transposed convolution or average pooling of PyTorch does.
 
     Args:
-        source: a `torch.nn.Conv3d`, `torch.nn.ConvTranspose3d` or `torch.nn.AvgPool3d`, or one of a class derived from them. Or a
-            mapping with the entries `weight` and, if there is one, `bias`, as tensors or arrays: a state dict. It knows nothing of
+        source: a `torch.nn.Conv3d`, `torch.nn.ConvTranspose3d` or `torch.nn.AvgPool3d`, or one of a class derived from them with their
+            `forward`. A weight under `torch.nn.utils.parametrizations` is read as the module gives it: in training, spectral norm takes a
+            step then. Or a mapping with the entries `weight` and, if there is one, `bias`, as tensors or arrays: a state dict. It knows nothing of
             strides, so they are given here. None for a pooling made of `arguments` alone.
         kind: "Conv3d", "ConvTranspose3d" or "AvgPool3d"; for a mapping or None only.
         prefix: what stands in front of `weight` and `bias` in the mapping, such as "encoder.0.".
@@ -223,7 +224,7 @@ def from_torch(
     Raises:
         TypeError: a module of another class, or arguments that do not belong together.
         ValueError: an entry that is missing or has a wrong shape, or a number out of its domain.
-        NotImplementedError: `groups` other than 1, a `padding_mode` other than "zeros" that has something to fill, `ceil_mode`,
+        NotImplementedError: a `forward` of its own, or hooks, which may compute something else; `groups` other than 1, a `padding_mode` other than "zeros" that has something to fill, `ceil_mode`,
             `divisor_override`. The text names the attribute.
 
     Example:
@@ -263,14 +264,14 @@ def from_torch(
         return _MAKERS[kind](weight, bias, given)
     if kind is not None or prefix or arguments:
         raise TypeError("from_torch: `kind`, `prefix` and arguments go with a mapping; a module has its own. Leave them out.")
-    kind = next(
-        (c.__name__ for c in type(source).__mro__ if c.__module__.startswith("torch.nn.") and c.__name__ in _MAKERS), None
-    )
+    base = next((c for c in type(source).__mro__ if c.__module__.startswith("torch.nn.") and c.__name__ in _MAKERS), None)
+    kind = None if base is None else base.__name__
     if kind is None:
         raise TypeError(
             f"from_torch: `source` must be a torch.nn module {', '.join(_MAKERS)}, or a mapping with its entries, got {type(source).__name__}. "
             "Convert the layers of a model one by one: {name: from_torch(m) for name, m in model.named_modules() if ...}."
         )
+    _check_plain(source, base)
     given = {name: getattr(source, name) for name in _DEFAULTS[kind]}
     return _MAKERS[kind](getattr(source, "weight", None), getattr(source, "bias", None), given)
 
@@ -304,13 +305,17 @@ def _conv3d(weight: Any, bias: Any, given: Mapping[str, Any]) -> Conv3d:
     dilation = as_triple(operation, "dilation", given["dilation"], 1)
     stride = as_triple(operation, "stride", given["stride"], 1)
     padding = given["padding"]
-    if padding == "same":
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        raise ValueError(
+            f"{operation}: `padding` must be ints, 'same' or 'valid', got {padding!r}. Pass one of these, as in torch."
+        )
+    if isinstance(padding, str) and padding == "same":
         if stride != (1, 1, 1):
             raise ValueError(f"{operation}: `padding` 'same' goes with a stride of 1, got {stride}. As in torch; pass numbers.")
         totals = [effective_kernel(k, d) - 1 for k, d in zip(filters.shape, dilation, strict=False)]
         d, h, w = ((total // 2, total - total // 2) for total in totals)
     else:
-        d, h, w = ((p, p) for p in as_triple(operation, "padding", 0 if padding == "valid" else padding, 0))
+        d, h, w = ((p, p) for p in as_triple(operation, "padding", 0 if isinstance(padding, str) else padding, 0))
     if (d, h, w) != ((0, 0),) * 3:
         _refuse(operation, given, "padding_mode", "zeros", "Pad the input with jnp.pad, and convert with a padding of 0.")
     return Conv3d(filters, _bias(operation, bias, filters.shape[4]), stride, (d, h, w), dilation)
@@ -344,6 +349,21 @@ _MAKERS: dict[str, Callable[[Any, Any, Mapping[str, Any]], Conv3d | ConvTranspos
     "ConvTranspose3d": _conv_transpose3d,
     "AvgPool3d": _avg_pool3d,
 }
+
+
+def _check_plain(source: Any, base: Any) -> None:
+    """Whether the module computes what its class does, from the weight that it shows."""
+    for name, changed in (
+        ("forward", type(source).forward is not base.forward),
+        ("_forward_pre_hooks", bool(source._forward_pre_hooks)),
+        ("_forward_hooks", bool(source._forward_hooks)),
+    ):
+        if changed:
+            raise NotImplementedError(
+                f"from_torch ({base.__name__}): `{name}` of this {type(source).__name__} is not that of {base.__name__}, so that it may compute "
+                "something else, as under torch.nn.utils.weight_norm, spectral_norm and prune. Remove it (remove_weight_norm, prune.remove, "
+                "...), or use torch.nn.utils.parametrizations, whose weight is read as it stands."
+            )
 
 
 def _refuse(operation: str, given: Mapping[str, Any], name: str, plain: Any, cure: str) -> None:

@@ -4,6 +4,7 @@
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -152,7 +153,27 @@ def test_kinds():
     assert isinstance(from_torch(nn.AvgPool3d(2)), AvgPool3d)
 
 
+def normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch: that parametrizations are newer
+        return nn.utils.weight_norm(nn.Conv3d(4, 4, 3))
+
+
+def hooked():
+    module = nn.Conv3d(4, 4, 3)
+    module.register_forward_hook(lambda module, inputs, output: output.relu())
+    return module
+
+
+class Standardized(nn.Conv3d):
+    def forward(self, x):
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
 REFUSED = [
+    (normed, NotImplementedError, "`_forward_pre_hooks` of this Conv3d .*remove_weight_norm"),
+    (hooked, NotImplementedError, "`_forward_hooks` of this Conv3d"),
+    (lambda: Standardized(4, 4, 3), NotImplementedError, "`forward` of this Standardized"),
     (lambda: nn.Conv3d(4, 4, 3, groups=2), NotImplementedError, "`groups` must be 1, got 2"),
     (lambda: nn.Conv3d(4, 4, 3, padding=1, padding_mode="replicate"), NotImplementedError, "`padding_mode` must be 'zeros'"),
     (lambda: nn.ConvTranspose3d(4, 4, 3, groups=4), NotImplementedError, "`groups` must be 1, got 4"),
