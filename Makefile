@@ -74,7 +74,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed-torch
 notebooks: $(VENV)/.installed-docs ## run the notebooks and keep their outputs; an error in one is an error here
 	$(BIN)/python notebooks/execute.py
 
-docs: $(VENV)/.installed-docs ## the site, in build/docs; warnings and dead links are errors
+docs: $(VENV)/.installed-docs ## the site, in build/docs (installs torch); warnings and dead links are errors
 	rm -rf build/docs
 	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
 	$(BIN)/python docs/check_links.py build/docs
@@ -87,7 +87,8 @@ demo: $(INSTALLED) ## train a small U-Net on a brain scan; pictures in demo-outp
 bench: $(INSTALLED) ## speed on this machine: ours, plain lax, and torch where it is installed
 	$(BIN)/python -m benchmarks
 
-bench-torch: $(VENV)/.installed-torch ## install torch for the comparison
+bench-torch: $(VENV)/.installed-torch ## install torch, and bench
+	$(BIN)/python -m benchmarks
 
 # One core and one thread of BLAS: a figure that does not depend on what else the machine does.
 bench-simulator: $(INSTALLED) ## speed of the NKI interpreter
@@ -97,4 +98,4 @@ bench-kernels: $(INSTALLED) ## what the NKI kernels issue on trn2 (simulated), b
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.kernels --markdown docs/kernels.md
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/notebooks *.egg-info $(VENV) $(VENV)-oldest build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -101,7 +101,7 @@ def _grouped(number: int | None) -> str:
 def explain(function: Callable, *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
     """Lists the operations of this library in a function and in its gradient, what runs each, and what the NKI kernels would do.
 
-    The function is traced, not run: arguments may be arrays or `jax.ShapeDtypeStruct`s. The gradient is that with respect to
+    The function is traced, not run: arguments may be arrays or of `jax.ShapeDtypeStruct`. The gradient is that with respect to
     every floating-point argument; to see which operations another one needs, give it: `explain(jax.grad(loss), params, batch)`.
     No gradient is listed of a function that already holds a backward pass, nor of one that JAX can't differentiate in reverse.
 

@@ -44,8 +44,8 @@ def conv_general_dilated(
         lhs_dilation: None or three ints: a transposed convolution, where `window_strides` must be 1.
         rhs_dilation: None or three ints: distance between neighbouring taps.
         dimension_numbers: as in lax; None for NCDHW and OIDHW.
-        feature_group_count: 1.
-        batch_group_count: 1.
+        feature_group_count: must be 1.
+        batch_group_count: must be 1.
         precision: anything; products are summed in float32 or wider whatever it says.
         preferred_element_type: None or the dtype of `lhs`.
         out_sharding: None.

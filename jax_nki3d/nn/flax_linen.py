@@ -34,9 +34,9 @@ class Conv3D(nn.Conv):
         padding: "SAME" for ceil(size / stride) outputs, an odd element behind; "VALID" for none; one int, three, or three
             pairs (low, high) of zeros around the volume; "CIRCULAR" or "REFLECT" to continue the volume periodically or
             mirrored, where "VALID" follows. As in Flax; torch's `padding=n` is the int n.
-        input_dilation: 1. For a transposed convolution use `ConvTranspose3D`.
+        input_dilation: must be 1. For a transposed convolution use `ConvTranspose3D`.
         kernel_dilation: distance between neighbouring taps: one int, or three.
-        feature_group_count: 1; groups are not supported.
+        feature_group_count: must be 1; groups are not supported.
         use_bias: whether a bias is added.
         mask: factors of the kernel, in its shape; None for none.
         dtype: the dtype of the computation; None to infer it from the input and the parameters.

@@ -218,7 +218,7 @@ def from_torch(
             `kernel_size`, `count_include_pad`; for a mapping or None only.
 
     Returns:
-        `Conv3d`, `ConvTranspose3d` or `AvgPool3d` of this module, in the dtype of the weight. Weights are permuted to
+        `Conv3d`, `ConvTranspose3d` or `AvgPool3d` of this module, in the dtype of the weight (float64 needs `jax.enable_x64`). Weights are permuted to
         [K_d, K_h, K_w, C_in, C_out], and flipped where the convolution is transposed.
 
     Raises:
