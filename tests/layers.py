@@ -26,6 +26,21 @@ def weigh(y):
     return jnp.sum(normal(5, y.shape) * y.astype(jnp.float32))
 
 
+def results(model, parameters, x):
+    """Of a model with an `apply`, as linen and Haiku have: the output, and the gradients in the parameters and in the input."""
+
+    @jax.jit
+    def both(parameters, x):
+        def loss(parameters, x):
+            y = model.apply(parameters, x)
+            return weigh(y), y
+
+        gradients, y = jax.grad(loss, argnums=(0, 1), has_aux=True)(parameters, x)
+        return y, *gradients
+
+    return both(parameters, x)
+
+
 def assert_agree(ours, theirs, tolerance=FLOAT32):
     """Each array is compared on its own scale: gradients are sums of many more products than outputs."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)

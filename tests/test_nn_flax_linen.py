@@ -11,28 +11,13 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from layers import BFLOAT16, FLAX_CONV, FLAX_TRANSPOSED, FLOAT32, assert_agree, cast, falls, normal, rounded, weigh
+from layers import BFLOAT16, FLAX_CONV, FLAX_TRANSPOSED, FLOAT32, assert_agree, cast, falls, normal, results, rounded
 
 from jax_nki3d.nn import flax_nnx
 from jax_nki3d.nn.flax_linen import Conv3D, ConvTranspose3D, avg_pool3d, conv_general_dilated
 
 BIAS = {"bias_init": nn.initializers.normal(1.0)}
 each_pair = pytest.mark.parametrize(("ours", "theirs"), [(Conv3D, nn.Conv), (ConvTranspose3D, nn.ConvTranspose)])
-
-
-def results(layer, variables, x):
-    """The output, and the gradients in the variables and in the input."""
-
-    @jax.jit
-    def both(variables, x):
-        def loss(variables, x):
-            y = layer.apply(variables, x)
-            return weigh(y), y
-
-        gradients, y = jax.grad(loss, argnums=(0, 1), has_aux=True)(variables, x)
-        return y, *gradients
-
-    return both(variables, x)
 
 
 def check(ours, theirs, case, x):

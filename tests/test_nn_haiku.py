@@ -10,7 +10,7 @@ import layers
 import numpy as np
 import optax
 import pytest
-from layers import BFLOAT16, FLOAT32, assert_agree, cast, falls, normal, rounded, weigh
+from layers import BFLOAT16, FLOAT32, assert_agree, cast, falls, normal, results, rounded
 
 from jax_nki3d.nn.haiku import AvgPool3D, Conv3D, Conv3DTranspose
 
@@ -35,21 +35,6 @@ TRANSPOSED = [
 
 def network(module, *arguments, **settings):
     return hk.without_apply_rng(hk.transform(lambda x: module(*arguments, **settings)(x)))
-
-
-def results(net, parameters, x):
-    """The output, and the gradients in the parameters and in the input."""
-
-    @jax.jit
-    def both(parameters, x):
-        def loss(parameters, x):
-            y = net.apply(parameters, x)
-            return weigh(y), y
-
-        gradients, y = jax.grad(loss, argnums=(0, 1), has_aux=True)(parameters, x)
-        return y, *gradients
-
-    return both(parameters, x)
 
 
 def check(ours, theirs, case, x):
